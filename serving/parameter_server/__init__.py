@@ -8,7 +8,8 @@ tier. In a cache this is a ``CacheTable``, whose states are in ``cache_state``. 
 
 - A lookup goes through ``lookup``, which asks the tiers of its tables, fastest first.
 - A write goes through ``table.write``: to the truth, then to each cache.
-- A cache that missed a write becomes invalid (``CacheTable.missed_write``). A thread refills it (``CacheTable.fill``).
+- A cache that missed a write becomes invalid (``CacheTable.missed_write``). A background thread,
+  ``LoadedModels._refill``, fills it again (``CacheTable.fill``).
 
 **Loading.** A tier that outlives the process keeps one marker per table (``storage.marker.Marker``). If it names the
 model's files, nothing is loaded, and rows written since are kept. If it names other files, the table is replaced as one

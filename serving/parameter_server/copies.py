@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from serving.parameter_server.lookup import Times, look_up_tables
+from serving.parameter_server.lookup import Times, look_up
 from serving.parameter_server.table import Table
 from serving.storage.store import Keys, Mask, Vectors
 
@@ -67,7 +67,7 @@ class Copies:
         """
         version = self.tables[0].clock.now()
         self.check_loaded()
-        rows, found = look_up_tables(self.tables, keys, times, is_request)
+        rows, found = look_up(self.tables, keys, times, is_request)
         self.check_loaded()
         return ReadRows(keys, rows, found, version)
 

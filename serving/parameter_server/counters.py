@@ -135,17 +135,11 @@ class TableCounting:
     """
 
     def __init__(
-        self,
-        model: str,
-        version: int,
-        table: str,
-        tiers: Sequence[str],
-        requests: RequestCounts | None = None,
-        place: int = 0,
+        self, model: str, version: int, table: str, tiers: Sequence[str], requests: RequestCounts, place: int
     ) -> None:
-        """Start at zero, for tiers of these names, fastest first; without ``requests``, the model has one table."""
+        """Start at zero, for tiers of these names, fastest first."""
         self._labels = (model, version, table)
-        self.requests = requests or RequestCounts(1)
+        self.requests = requests
         self.place = place
         self._lock = threading.Lock()  # guards the counts below; held for a few additions only
         self._shown_keys = 0

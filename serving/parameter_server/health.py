@@ -15,10 +15,13 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from time import monotonic as now_s
-from typing import Literal, get_args
+from typing import TYPE_CHECKING, Literal, get_args
 
 from kernels.errors import DeviceFaultError, HotrowError
 from serving.errors import StoreError, StoreUnreachableError
+
+if TYPE_CHECKING:
+    from serving.parameter_server.tier_table import TierTable
 
 logger = logging.getLogger(__name__)
 
@@ -64,7 +67,6 @@ class Outage:
         failed_s: when the last call failed.
         answered_s: when the last of the tables was answered again.
         failing: the tables of failed calls whose keys were not answered since.
-        silent: the tables of ``failing`` whose last call failed.
         fault: what the tier does instead of answering, by the last call that failed.
         logged: the faults that were logged.
     """
@@ -74,10 +76,13 @@ class Outage:
     began_s: float
     failed_s: float = 0.0
     answered_s: float = 0.0
-    failing: set[str] = field(default_factory=set)
-    silent: set[str] = field(default_factory=set)
+    failing: "set[TierTable]" = field(default_factory=set)
     fault: str = ""
     logged: set[str] = field(default_factory=set)
+
+    def silent(self) -> set[str]:
+        """The names of tables whose last call failed."""
+        return {in_tier.table.name for in_tier in self.failing if in_tier.is_silent}
 
     def is_over(self) -> bool:
         """Whether all keys of failed calls were answered, and no call has failed for a while."""
@@ -124,18 +129,17 @@ class ModelHealth:
             self._failed_requests += 1
             self._count(0, 1)
 
-    def tier_failed(self, depth: int, table: str, error: StoreError) -> None:
-        """Note that the tier at ``depth``, 0 for the fastest, did not answer a call for a table."""
+    def tier_failed(self, in_tier: "TierTable", error: StoreError) -> None:
+        """Note that a tier did not answer a call for a table."""
         # A tier that has lost its rows, or whose disk is damaged, was reached.
         fault = "does not answer" if isinstance(error, StoreUnreachableError) else "answers with errors"
-        failed_s = now_s()
+        failed_s, depth, table = now_s(), in_tier.tier.depth, in_tier.table.name
         with self._lock:
             outage = self._outages.get(depth)
             if outage is None:
                 outage = self._outages[depth] = Outage(self._tiers[depth], self._failed_requests, failed_s)
             outage.failed_s = failed_s
-            outage.failing.add(table)
-            outage.silent.add(table)
+            outage.failing.add(in_tier)
             is_new = fault not in outage.logged
             outage.fault = fault
             outage.logged.add(fault)
@@ -143,19 +147,13 @@ class ModelHealth:
             about = outage.tier, fault, self._model, error.reason, table, self._consequence(depth)
             logger.error("tier %s %s, model %s: %s (table %r): %s", *about)
 
-    def tier_answered(self, depth: int, table: str, *, has_recovered: bool) -> None:
-        """Note that the tier answered a call for a table, after a call that it did not answer.
-
-        ``has_recovered``: it has answered the keys of that call, too. A tier may be damaged in part.
-        """
+    def tier_recovered(self, in_tier: "TierTable") -> None:
+        """Note that a tier has answered the keys of a failed call for a table."""
         with self._lock:
-            outage = self._outages.get(depth)
+            outage = self._outages.get(in_tier.tier.depth)
             if outage is None:
                 return
-            outage.silent.discard(table)
-            if not has_recovered:
-                return
-            outage.failing.discard(table)
+            outage.failing.discard(in_tier)
             outage.answered_s = now_s()
         self.end_outages()
 
@@ -174,11 +172,6 @@ class ModelHealth:
                 "tier %s answers again, model %s: after %.1f s and %s", outage.tier, self._model, took_s, requests
             )
 
-    def is_up(self, depth: int, table: str) -> bool:
-        """Whether the tier answers for a table."""
-        with self._lock:
-            return depth not in self._outages or table not in self._outages[depth].failing
-
     def readiness(self) -> Readiness:
         """Whether requests can succeed, by what is known now, and with rows that are new enough."""
         return worst([self._of_tiers(), Readiness() if self.updates is None else self.updates()])
@@ -186,9 +179,9 @@ class ModelHealth:
     def _of_tiers(self) -> Readiness:
         with self._lock:
             outages = list(self._outages.values())
-            silent = [outage.silent.copy() for outage in outages]
+            silent = [outage.silent() for outage in outages]
             slowest = self._outages.get(len(self._tiers) - 1)
-            is_cut_off = slowest is not None and bool(slowest.silent)
+            is_cut_off = slowest is not None and bool(slowest.silent())
             last = self._ended[-1][0] if is_cut_off and self._ended else int(now_s() / _BUCKET_S)
             minute = [bucket for bucket in self._ended if bucket[0] > last - _BUCKETS]
             succeeded, failed = (sum(bucket[place] for bucket in minute) for place in (1, 2))

@@ -14,7 +14,7 @@ from serving.parameter_server.table import Table, for_all
 from serving.parameter_server.table_files import CountedRows, Progress, TableSource, table_source, table_spec
 from serving.parameter_server.tier_table import CacheTable, Tier
 from serving.parameter_server.truth import LOAD_BATCH_ROWS, TruthTable
-from serving.storage import SharedMemoryStore
+from serving.storage import MemoryStore, SharedMemoryStore
 from serving.storage.marker import NOT_LOADED, Marker
 from serving.storage.row_codec import rounded
 from serving.storage.snapshot.store import SnapshotTable
@@ -41,9 +41,7 @@ def with_kept_tables(store: Store, config: ModelConfig, *, is_filled: bool = Tru
     return kept
 
 
-def load_tables(
-    tiers: Sequence[Tier], loads: Sequence[tuple[Table, TableSource]], progress: Progress | None = None
-) -> None:
+def load_tables(tiers: Sequence[Tier], tables: Sequence[Table], progress: Progress | None = None) -> None:
     """Bring the tables of a model into every tier.
 
     If the truth is memory, it must have room for every row. A cache in memory takes as many rows as it has room for:
@@ -57,19 +55,19 @@ def load_tables(
         ModelFileError: a file is damaged.
     """
     *faster, last = tiers
-    sources = [source for _, source in loads]
-    for table, source in loads:
-        caches = [CacheTable(tier, table, tier.store.table(source.spec)) for tier in faster]
-        table.take_tiers(caches, TruthTable(last, table, last.store.table(source.spec), source))
+    sources = [table.source for table in tables]
+    for table in tables:
+        caches = [CacheTable(tier, table, tier.store.table(table.spec)) for tier in faster]
+        table.take_tiers(caches, TruthTable(last, table, last.store.table(table.spec)))
     share_bounds(tiers, sources)
-    for table, source in loads:
+    for table in tables:
         for in_tier in table.tiers:
             if in_tier.tier.is_in_process:
-                giving_way(partial(in_tier.stored.open, source.model.rows))
+                giving_way(partial(in_tier.stored.open, table.source.model.rows))
     if last.is_in_process and last.settings.fills_at_start:
-        check_room(last.name, {table.name: table.truth.stored.capacity_rows for table, _ in loads}, sources)
+        check_room(last.name, {table.name: table.truth.stored.capacity_rows for table in tables}, sources)
     unreachable: set[Tier] = set()
-    for table, _ in loads:
+    for table in tables:
         _load_truth(table.truth, progress)
         for cache in reversed(table.caches):
             if cache.lasting is None:
@@ -78,13 +76,14 @@ def load_tables(
                 _fill_lasting_cache(cache, cache.lasting, unreachable)
             else:
                 _open_kept_cache(cache, cache.lasting)
-        table.truth.was_loaded()
+        table.truth.is_loaded = True
 
 
 def share_bounds(tiers: Sequence[Tier], sources: Sequence[TableSource], leaving: Set[str] = frozenset()) -> None:
-    """Give ``sources`` their shares in stores whose tables share a bound; see ``Store.share_bounds``."""
+    """Give ``sources`` their shares of the RAM; see ``MemoryStore.share_bounds``."""
     for tier in tiers:
-        tier.store.share_bounds([(source.spec, source.model.rows) for source in sources], leaving)
+        if isinstance(tier.store, MemoryStore):
+            tier.store.share_bounds([(source.spec, source.model.rows) for source in sources], leaving)
 
 
 def note_current_caches(table: Table) -> None:
@@ -148,7 +147,7 @@ def has_rows(stored: StoreTable) -> bool:
 
 
 def _load_truth(truth: TruthTable, progress: Progress | None) -> None:
-    stored, source, name = truth.stored, truth.source, truth.tier.name
+    stored, source, name = truth.stored, truth.table.source, truth.tier.name
     is_filled = truth.tier.settings.fills_at_start
     if isinstance(stored, SnapshotTable):
         stored.serve_file(source.model)
@@ -192,9 +191,9 @@ def _fill_memory_cache(cache: CacheTable, progress: Progress | None) -> None:
     truth, first_rows = cache.table.truth, cache.tier.settings.first_rows
     if cache.tier.settings.fills_at_start:
         if truth.has_rows_of_files:
-            giving_way(partial(_fill_memory, cache.stored, truth.source, None, first_rows, progress))
+            giving_way(partial(_fill_memory, cache.stored, cache.table.source, None, first_rows, progress))
         elif truth.may_be_copied:
-            _fill_memory(cache.stored, truth.source, truth, first_rows, progress)
+            _fill_memory(cache.stored, cache.table.source, truth, first_rows, progress)
         else:
             truth.log_no_copies()
     cache.is_filled = True
@@ -209,7 +208,7 @@ def _fill_lasting_cache(cache: CacheTable, lasting: LastingTable, unreachable: s
             return
     except StoreUnreachableError as err:
         unreachable.add(cache.tier)
-        cache.could_not_fill(err)
+        cache.failed(err)
     cache.removed_keys = set()
     cache.begin_service(is_current=not lasting.is_whole)  # a store with invalid parts bypasses these itself
 
@@ -219,7 +218,7 @@ def _open_kept_cache(cache: CacheTable, lasting: LastingTable) -> None:
     reason, truth = "", cache.table.truth
     lasting.serve_as_cache(truth, keeps_rows=True)
     try:
-        lasting.open(truth.source.model.rows)
+        lasting.open(cache.table.source.model.rows)
     except StoreUnreachableError as err:
         reason = err.reason
     if not truth.marker().is_current(lasting.store.identity):

@@ -1,8 +1,8 @@
 """How a lookup goes through the tiers: each tier is asked for the keys that the faster tiers did not find.
 
-``look_up`` looks up the rows of one table, ``look_up_tables`` those of several, and ``look_up_pooled`` the bags of one
-table. ``PooledTables`` looks up all tables of a model: the lookup of a request begins there. The callers count the keys
-of requests: they know whether the whole request was answered.
+``look_up`` looks up rows, and ``look_up_pooled`` the bags of one table. The lookup of a request begins in
+``PooledTables``, which calls them for the tables that one native call does not answer. The callers count the keys of
+requests: they know whether the whole request was answered.
 
 The last tier is the source of truth: updates go there first, so it is never behind. A key that the truth does not hold
 is unknown, even if a faster tier did not answer.
@@ -66,28 +66,10 @@ class _Search:
         table.counting.asked(self.asked_keys, hits.astype(np.int64, copy=False).tolist()[1:])
 
 
-def look_up(table: Table, keys: Keys, is_request: bool = True, times: Times | None = None) -> tuple[Vectors, Mask]:
-    """See ``ParameterServer.lookup``.
-
-    Args:
-        table: the table.
-        keys: int64[N].
-        is_request: a client asked for the rows. Other reads are not counted and do not promote rows.
-        times: see ``_Search``.
-    """
-    search = _Search(keys.size, len(table.tiers), promotes=is_request, times=times)
-    if not is_request:
-        return _gather(table, keys, search), search.found
-    try:
-        return _gather(table, keys, search), search.found
-    finally:
-        search.count(table)
-
-
-def look_up_tables(
+def look_up(
     tables: Sequence[Table], keys: Sequence[Keys], times: Times | None = None, is_request: bool = True
 ) -> tuple[list[Vectors], Mask]:
-    """Look up rows of several tables: float32[N, D] of each, and which keys were found, table after table.
+    """Look up rows: float32[N, D] of each table, and which keys were found, table after table.
 
     One call asks the first tier for all tables. If it missed a key of a table, that table is then looked up on its
     own.
@@ -96,9 +78,12 @@ def look_up_tables(
         tables: the tables.
         keys: int64[N] of each table.
         times: see ``_Search``, table after table.
-        is_request: see ``look_up``.
+        is_request: a client asked for the rows. Other reads are not counted and do not promote rows.
     """
     keys = [np.ascontiguousarray(of_table) for of_table in keys]
+    if len(tables) == 1:
+        of_table, are_found = _look_up_one(tables[0], keys[0], times, is_request)
+        return [of_table], are_found
     ends = list(accumulate(map(len, keys), initial=0))
     counted = ends if times is None else np.concatenate([[0], np.cumsum(times, dtype=np.int64)])[ends].tolist()
     asked = [t for t, of_table in enumerate(keys) if of_table.size]
@@ -115,10 +100,19 @@ def look_up_tables(
         begin, end = ends[t], ends[t + 1]
         if t in missed:
             part = None if times is None else times[begin:end]
-            rows[t], found[begin:end] = look_up(tables[t], keys[t], is_request, part)
+            rows[t], found[begin:end] = _look_up_one(tables[t], keys[t], part, is_request)
         else:
             tables[t].counting.all_hit(0, counted[t + 1] - counted[t], seconds)
     return rows, found
+
+
+def _look_up_one(table: Table, keys: Keys, times: Times | None, is_request: bool) -> tuple[Vectors, Mask]:
+    search = _Search(keys.size, len(table.tiers), promotes=is_request, times=times)
+    try:
+        return _gather(table, keys, search), search.found
+    finally:
+        if is_request:
+            search.count(table)
 
 
 def look_up_pooled(
@@ -157,7 +151,16 @@ def _complete_pooled(
     search.depths[found] = 0
     try:
         if table.caches or table.default_value:
-            _pool_again(table, keys, row_ptrs, out, combiner, weights, search)
+            bags, bag_ptrs, places = bags_with(row_ptrs, np.flatnonzero(~found))
+            again = _Search(places.size, len(table.tiers))
+            try:
+                rows = _gather(table, keys[places], again)
+            finally:
+                search.depths[places] = again.depths
+                search.asked_keys[1:] = again.asked_keys[1:]
+            pooled = np.empty((bags.size, table.dim), dtype=np.float32)
+            pool_rows(rows, bag_ptrs, pooled, combiner, None if weights is None else weights[places])
+            out[bags] = pooled
     finally:
         search.count(table)
     return search.found
@@ -205,28 +208,6 @@ def _gather(table: Table, keys: Keys, search: _Search, outage: StoreError | None
     if missing.size and outage is not None:
         raise without_frames(outage)
     return rows
-
-
-def _pool_again(
-    table: Table,
-    keys: Keys,
-    row_ptrs: RowPtrs,
-    out: Vectors,
-    combiner: Combiner,
-    weights: Weights | None,
-    search: _Search,
-) -> None:
-    """Pool every bag again that has a key which is NOWHERE in ``search``; writes ``out`` and ``search``."""
-    bags, bag_ptrs, places = bags_with(row_ptrs, np.flatnonzero(search.depths == NOWHERE))
-    again = _Search(places.size, len(table.tiers))
-    try:
-        rows = _gather(table, keys[places], again)
-    finally:
-        search.depths[places] = again.depths
-        search.asked_keys[1:] = again.asked_keys[1:]
-    pooled = np.empty((bags.size, table.dim), dtype=np.float32)
-    pool_rows(rows, bag_ptrs, pooled, combiner, None if weights is None else weights[places])
-    out[bags] = pooled
 
 
 def _fetch_tables(tables: Sequence[Table], keys: Sequence[Keys]) -> tuple[list[Vectors], Mask, float] | None:
@@ -324,7 +305,7 @@ class PooledTables:
             UnknownModelError, StoreError: see ``lookup_pooled``.
         """
         self._tables[0].check_loaded()
-        rows, all_found = look_up_tables(self._tables, keys)
+        rows, all_found = look_up(self._tables, keys)
         self._tables[0].check_loaded()
         found = list(enumerate(np.split(all_found, list(accumulate(map(len, keys)))[:-1])))
         return tuple(rows), self._count(found), [(place, mask) for place, mask in found if not mask.all()]

@@ -20,6 +20,7 @@ from serving.parameter_server.table import Table, for_all
 from serving.parameter_server.table_files import Progress, table_source
 from serving.parameter_server.tier_table import Tier
 from serving.parameter_server.updates import ModelUpdates, UpdateStream
+from serving.storage import MemoryStore
 from serving.storage.store import LastingStore
 
 logger = logging.getLogger(__name__)
@@ -31,12 +32,9 @@ WATCH_INTERVAL_S, INTERVALS_OF_A_BEAT = 1.0, 5
 
 
 class LoadedModels:
-    """The loaded models and their tables. Every method may be called from any thread.
+    """The part of a ``ParameterServer`` that loads and unloads models. Every method may be called from any thread."""
 
-    See ``ParameterServer`` for the errors of its methods.
-    """
-
-    def __init__(self, tiers: Sequence[Tier], promoter: Promoter | None, stream: UpdateStream | None = None) -> None:
+    def __init__(self, tiers: Sequence[Tier], promoter: Promoter | None, stream: UpdateStream | None) -> None:
         """Start without models; ``tiers`` are fastest first."""
         self._tiers = tuple(tiers)
         self._stream = stream
@@ -53,11 +51,19 @@ class LoadedModels:
         self._looks = 0
 
     def models(self) -> tuple[ModelConfig, ...]:
-        """See ``ParameterServer.models``."""
+        """The loaded models, in the order in which they were loaded."""
         return self._models
 
     def model(self, name: str, version: int | None = None) -> ModelConfig:
-        """See ``ParameterServer.model``."""
+        """The loaded model of this name: a copy, made at each load, of the record that ``load_model`` took.
+
+        Args:
+            name: the model's name.
+            version: the loaded version; None: the version that was loaded last.
+
+        Raises:
+            UnknownModelError: it is not loaded.
+        """
         matching = (
             model for model in reversed(self._models) if model.name == name and version in (None, model.version)
         )
@@ -66,11 +72,7 @@ class LoadedModels:
             raise UnknownModelError(f"no model {name!r}{'' if version is None else f' of version {version}'} is loaded")
         return newest
 
-    def tables(self) -> Sequence[Table]:
-        """The tables of all models."""
-        return tuple(self._tables.values())
-
-    def table(self, name: str) -> Table:
+    def _table(self, name: str) -> Table:
         """The table of this full name.
 
         Raises:
@@ -89,8 +91,20 @@ class LoadedModels:
                     return self._tables.get(model.full_name(table))
         return None
 
-    def share_bounds(self, configs: Sequence[ModelConfig], leaving: Sequence[ModelConfig]) -> None:
-        """See ``ParameterServer.share_bounds``."""
+    def share_bounds(self, configs: Sequence[ModelConfig], leaving: Sequence[ModelConfig] = ()) -> None:
+        """Share the room in RAM between the tables of models that will be loaded, in proportion to their rows.
+
+        A model without a share gets the room that the others leave.
+
+        Args:
+            configs: the models.
+            leaving: loaded models that ``configs`` replace. The new models get their room, so RAM may exceed its bound
+                until these models are unloaded.
+
+        Raises:
+            StoreError: the system does not have the memory; no table got a share.
+            ModelFileError: a file is missing or damaged; no table got a share.
+        """
         with self._lock:
             sources = []
             for config in configs:
@@ -101,16 +115,36 @@ class LoadedModels:
                     sources += [table_source(named, table) for table in named.tables]
             share_bounds(self._tiers, sources, _names(leaving))
 
-    def load(self, config: ModelConfig, progress: Progress | None = None) -> ModelConfig:
-        """See ``ParameterServer.load_model``."""
+    def load_model(self, config: ModelConfig, progress: Progress | None = None) -> ModelConfig:
+        """Load every table of a model, or none if a table fails.
+
+        A truth that has the tables already, from the same files, is not loaded again. Rows that another program wrote
+        stay: the files' rows are inserted over them. A cache that cannot be reached is filled in the background as soon
+        as it can be.
+
+        Args:
+            config: the model. For a version that shares the tables of another version, that version is loaded.
+            progress: called after each batch of rows with the table and its tier, the rows so far, and all rows.
+
+        Returns:
+            What ``model`` returns: a copy of ``config`` that has the names of its tables.
+
+        Raises:
+            ConfigError: the model is already loaded, in this version or, unless its tables have names of their own in
+                each version, in another.
+            StoreFullError: memory is the only tier and has too little room; nothing has been loaded.
+            StoreError: a store cannot take the rows, or the truth cannot be reached.
+            ModelFileError: a file is missing or damaged.
+        """
         with self._lock:
-            named = config
+            named = config = config.of_tables
             try:
                 named = self._named(config)
                 return self._load(named, progress)
             finally:  # a load that failed has not taken all of its shares
                 for tier in self._tiers:
-                    tier.store.give_back(_names([config, named]))
+                    if isinstance(tier.store, MemoryStore):
+                        tier.store.give_back(_names([config, named]))
 
     def _named(self, config: ModelConfig) -> ModelConfig:
         """The model with the names that its tables have in the stores."""
@@ -126,14 +160,10 @@ class LoadedModels:
         self._to_erase = [table for table in self._to_erase if table not in again]
         for_all(table.close for table in again)
         served = Table.all_of(config, [tier.name for tier in self._tiers], self._promoter)
-        loads = [
-            (table, table_source(config, table_config))
-            for table, table_config in zip(served, config.tables, strict=True)
-        ]
         try:
             if self._stream is not None and isinstance(truth := self._tiers[-1].store, LastingStore):
                 truth.expect_logs()
-            load_tables(self._tiers, loads, progress)
+            load_tables(self._tiers, served, progress)
         except BaseException:
             for table in served:
                 table.end()
@@ -151,11 +181,37 @@ class LoadedModels:
             self._updates = {**self._updates, served[0].name: ModelUpdates(config, served, self._stream)}
         return self._models[-1]
 
-    def forget(self, name: str, version: int | None, *, erase: bool, held: ModelConfig | None = None) -> None:
-        """See ``ParameterServer.unload_model`` and, with ``erase``, ``erase_model``."""
+    def unload_model(self, name: str, version: int | None = None, held: ModelConfig | None = None) -> None:
+        """Forget a model; stores that outlive the process keep its rows for the next load.
+
+        Running lookups of the model fail with UnknownModelError: let them end first. Later lookups of sessions that
+        were opened on it fail too, even after it is loaded again: open new sessions then.
+
+        Args:
+            name: the model's name.
+            version: the loaded version; None: the version that was loaded last.
+            held: what ``model`` returned; if given, the model must not have been loaded again since.
+
+        Raises:
+            UnknownModelError: it is not loaded.
+            StoreError: a store does not answer; the model is forgotten anyway.
+        """
+        self._forget(name, version, held, erase=False)
+
+    def erase_model(self, name: str, version: int | None = None, held: ModelConfig | None = None) -> None:
+        """Forget a model and remove its rows from every tier: HPS's ``erase_model_from_hps``.
+
+        See ``unload_model`` for arguments and errors. Processes that share a tier lose the rows as well. If a cache
+        does not answer, the truth keeps its rows too, and the error says so. A later erasure of any model removes
+        these rows, unless the model was loaded again. A RocksDB database that is open read-only keeps its rows: erase
+        them in the process that writes.
+        """
+        self._forget(name, version, held, erase=True)
+
+    def _forget(self, name: str, version: int | None, loaded: ModelConfig | None, *, erase: bool) -> None:
         with self._lock:
-            gone = next((model for model in self._models if model is held), None) or self.model(name, version)
-            if held is not None and gone is not held:
+            gone = next((model for model in self._models if model is loaded), None) or self.model(name, version)
+            if loaded is not None and gone is not loaded:
                 raise UnknownModelError(f"model {name!r} was loaded again")
             tables = [self._tables[gone.full_name(table)] for table in gone.tables]
             self._models = tuple(model for model in self._models if model is not gone)
@@ -172,7 +228,14 @@ class LoadedModels:
             self._to_erase = [table for table in self._to_erase if not _is_erased(table)]
 
     def erase_other_versions(self, name: str) -> None:
-        """See ``ParameterServer.erase_other_versions``."""
+        """Remove rows of versions of a repository's model that are not loaded from the database on this machine.
+
+        A server that is stopped during a swap leaves such rows, and so does a new version that comes while no server
+        runs.
+
+        Raises:
+            StoreError: the database does not answer.
+        """
         truth = self._tiers[-1].store
         with self._lock:
             for table in truth.kept_tables() if isinstance(truth, LastingStore) and truth.writes else ():
@@ -181,13 +244,13 @@ class LoadedModels:
                     logger.info("table %r: %s: dropped, because its version is not served", table, truth.name)
 
     def updates(self, config: ModelConfig) -> ModelUpdates | None:
-        """See ``ParameterServer.updates``."""
+        """The reader of a loaded model's updates; None if this process reads none for it."""
         return self._updates.get(config.full_name(config.tables[0]))
 
     def close(self) -> None:
         """Forget all models; the stores keep what they hold."""
         with self._lock:
-            tables = self.tables()
+            tables = list(self._tables.values())
             self._models, self._tables = (), {}
             self._end(tables)
             if self._refill_worker is not None:
@@ -215,7 +278,7 @@ class LoadedModels:
     def _watch(self) -> None:
         """Ask tiers that do not answer, and end the outages that are over."""
         self._looks += 1
-        tables = self.tables()
+        tables = self._tables.values()
         for tier in self._tiers:
             if not tier.is_in_process:
                 is_beat = self._looks % INTERVALS_OF_A_BEAT == 0
@@ -225,7 +288,7 @@ class LoadedModels:
 
     def _refill(self) -> None:
         """Fill caches that have become invalid."""
-        for table in self.tables():
+        for table in self._tables.values():
             for cache in table.caches:
                 with self._filling:
                     cache.refill_if_due()

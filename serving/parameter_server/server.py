@@ -19,14 +19,13 @@ from serving.parameter_server.opening import asked_tiers, open_stores, open_upda
 from serving.parameter_server.preflight import check_hot_keys
 from serving.parameter_server.promotion import Promoter
 from serving.parameter_server.table import write
-from serving.parameter_server.table_files import Progress
 from serving.parameter_server.tier_table import Tier, TierSettings
-from serving.parameter_server.updates import ModelUpdates, UpdateStream
+from serving.parameter_server.updates import UpdateStream
 from serving.storage import SnapshotStore
 from serving.storage.store import Change, Keys, Mask, RowPtrs, Store, Vectors, Weights
 
 
-class ParameterServer:
+class ParameterServer(LoadedModels):
     """A source of truth and the caches in front of it. Every method may be called from any thread.
 
     The last store is the source of truth of every table, and the stores before it are caches; see ``loading`` for the
@@ -73,9 +72,8 @@ class ParameterServer:
         by_tier = [settings.get(store.name, TierSettings()) for store in stores]
         hot_keys = [tier.first_rows.hot_keys for tier in by_tier]
         self.hot_keys = next((folder for folder in hot_keys if folder is not None), None)
-        self._tiers = [Tier(store, depth, by_tier[depth]) for depth, store in enumerate(stores)]
-        self._promoter = Promoter() if promote else None
-        self._loaded = LoadedModels(self._tiers, self._promoter, updates)
+        tiers = [Tier(store, depth, by_tier[depth]) for depth, store in enumerate(stores)]
+        super().__init__(tiers, Promoter() if promote else None, updates)
 
     def __repr__(self) -> str:
         """Return the tiers and the models."""
@@ -114,99 +112,6 @@ class ParameterServer:
             raise
         return server
 
-    def share_bounds(self, configs: Sequence[ModelConfig], leaving: Sequence[ModelConfig] = ()) -> None:
-        """Share the room in RAM between the tables of models that will be loaded, in proportion to their rows.
-
-        A model without a share gets the room that the others leave.
-
-        Args:
-            configs: the models.
-            leaving: loaded models that ``configs`` replace. The new models get their room, so RAM may exceed its bound
-                until these models are unloaded.
-
-        Raises:
-            StoreError: the system does not have the memory; no table got a share.
-            ModelFileError: a file is missing or damaged; no table got a share.
-        """
-        self._loaded.share_bounds(configs, leaving)
-
-    def load_model(self, config: ModelConfig, progress: Progress | None = None) -> ModelConfig:
-        """Load every table of a model, or none if a table fails.
-
-        A truth that has the tables already, from the same files, is not loaded again. Rows that another program wrote
-        stay: the files' rows are inserted over them. A cache that cannot be reached is filled in the background as soon
-        as it can be.
-
-        Args:
-            config: the model. For a version that shares the tables of another version, that version is loaded.
-            progress: called after each batch of rows with the table and its tier, the rows so far, and all rows.
-
-        Returns:
-            What ``model`` returns: a copy of ``config`` that has the names of its tables.
-
-        Raises:
-            ConfigError: the model is already loaded, in this version or, unless its tables have names of their own in
-                each version, in another.
-            StoreFullError: memory is the only tier and has too little room; nothing has been loaded.
-            StoreError: a store cannot take the rows, or the truth cannot be reached.
-            ModelFileError: a file is missing or damaged.
-        """
-        return self._loaded.load(config.of_tables, progress)
-
-    def unload_model(self, name: str, version: int | None = None, held: ModelConfig | None = None) -> None:
-        """Forget a model; stores that outlive the process keep its rows for the next load.
-
-        Running lookups of the model fail with UnknownModelError: let them end first. Later lookups of sessions that
-        were opened on it fail too, even after it is loaded again: open new sessions then.
-
-        Args:
-            name: the model's name.
-            version: the loaded version; None: the version that was loaded last.
-            held: what ``model`` returned; if given, the model must not have been loaded again since.
-
-        Raises:
-            UnknownModelError: it is not loaded.
-            StoreError: a store does not answer; the model is forgotten anyway.
-        """
-        self._loaded.forget(name, version, erase=False, held=held)
-
-    def erase_model(self, name: str, version: int | None = None, held: ModelConfig | None = None) -> None:
-        """Forget a model and remove its rows from every tier: HPS's ``erase_model_from_hps``.
-
-        See ``unload_model`` for arguments and errors. Processes that share a tier lose the rows as well. If a cache
-        does not answer, the truth keeps its rows too, and the error says so. A later erasure of any model removes
-        these rows, unless the model was loaded again. A RocksDB database that is open read-only keeps its rows: erase
-        them in the process that writes.
-        """
-        self._loaded.forget(name, version, erase=True, held=held)
-
-    def erase_other_versions(self, name: str) -> None:
-        """Remove rows of versions of a repository's model that are not loaded from the database on this machine.
-
-        A server that is stopped during a swap leaves such rows, and so does a new version that comes while no server
-        runs.
-
-        Raises:
-            StoreError: the database does not answer.
-        """
-        self._loaded.erase_other_versions(name)
-
-    def models(self) -> tuple[ModelConfig, ...]:
-        """The loaded models, in the order in which they were loaded."""
-        return self._loaded.models()
-
-    def model(self, name: str, version: int | None = None) -> ModelConfig:
-        """The loaded model of this name: a copy, made at each load, of the record that ``load_model`` took.
-
-        Args:
-            name: the model's name.
-            version: the loaded version; None: the version that was loaded last.
-
-        Raises:
-            UnknownModelError: it is not loaded.
-        """
-        return self._loaded.model(name, version)
-
     def lookup(self, table: str, keys: Keys) -> tuple[Vectors, Mask]:
         """Look up rows.
 
@@ -222,9 +127,9 @@ class ParameterServer:
             RequestError: a key is one of the four reserved int64 values.
             StoreError: a key was not found, and the truth did not answer.
         """
-        of_table = self._loaded.table(table)
+        of_table = self._table(table)
         check_keys(table, keys)
-        rows, found = look_up(of_table, np.ascontiguousarray(keys))
+        [rows], found = look_up([of_table], [keys])
         of_table.check_loaded()
         of_table.counting.answered(found.size, found.size - int(np.count_nonzero(found)))
         return rows, found
@@ -242,8 +147,8 @@ class ParameterServer:
         Raises:
             UnknownModelError, StoreError: see ``lookup``.
         """
-        of_table = self._loaded.table(table)
-        _, found = look_up(of_table, np.ascontiguousarray(keys), is_request=False)
+        of_table = self._table(table)
+        _, found = look_up([of_table], [keys], is_request=False)
         of_table.check_loaded()
         return found
 
@@ -275,7 +180,7 @@ class ParameterServer:
             ValueError: ``row_ptrs`` do not go from 0 to N without falling, or there is no such combiner.
             StoreError: a key was not found, and the truth did not answer.
         """
-        of_table = self._loaded.table(table)
+        of_table = self._table(table)
         check_row_ptrs(table, row_ptrs)
         if weights is not None:
             check_weights(table, keys, weights)
@@ -294,7 +199,7 @@ class ParameterServer:
         Raises:
             UnknownModelError: it is not loaded.
         """
-        return PooledTables(config, [self._loaded.table(config.full_name(table)) for table in config.tables])
+        return PooledTables(config, [self._table(config.full_name(table)) for table in config.tables])
 
     def write(self, changes: Sequence[Change[str] | tuple[str, Keys, Vectors | None]]) -> None:
         """Make changes of several tables; see ``insert`` and ``evict``, which make one.
@@ -309,7 +214,7 @@ class ParameterServer:
             UnknownModelError, RequestError, StoreError: see ``insert`` and ``evict``; changes before the one that
                 failed may have been made.
         """
-        write([Change(self._loaded.table(table), *change) for table, *change in changes])
+        write([Change(self._table(table), *change) for table, *change in changes])
 
     def insert(self, table: str, keys: Keys, rows: Vectors) -> None:
         """Insert or overwrite rows in every tier, the truth first; the last of duplicate keys wins.
@@ -376,7 +281,7 @@ class ParameterServer:
         Raises:
             UnknownModelError: no loaded model has this table.
         """
-        return Copies([self._loaded.table(table)], on_change)
+        return Copies([self._table(table)], on_change)
 
     def health(self, name: str, version: int | None = None) -> ModelHealth:
         """The outages of a loaded model, and how its requests ended. A thread asks a store that does not answer again.
@@ -385,7 +290,7 @@ class ParameterServer:
             UnknownModelError: it is not loaded.
         """
         model = self.model(name, version)
-        return self._loaded.table(model.full_name(model.tables[0])).health
+        return self._table(model.full_name(model.tables[0])).health
 
     def wait_for_promotions(self, timeout_s: float | None = None) -> bool:
         """Wait for the promotions of all lookups so far; returns whether they ended within ``timeout_s``."""
@@ -393,11 +298,7 @@ class ParameterServer:
 
     def counters(self) -> dict[str, TableCounters]:
         """Counts of every loaded table, by full name."""
-        return {table.name: table.read_counters() for table in self._loaded.tables()}
-
-    def updates(self, config: ModelConfig) -> ModelUpdates | None:
-        """The reader of a loaded model's updates; None if this process reads none for it."""
-        return self._loaded.updates(config)
+        return {table.name: table.read_counters() for table in self._tables.values()}
 
     def close(self) -> None:
         """Forget the models and close the stores. Closing twice is allowed.
@@ -406,7 +307,7 @@ class ParameterServer:
         """
         if self._promoter is not None:
             self._promoter.close()
-        self._loaded.close()
+        super().close()
         for tier in self._tiers:
             tier.close()
 

@@ -1,9 +1,8 @@
 """One table of a loaded model: its tiers, the order of its writes, and its counters.
 
-One call changes rows in every tier. The source of truth is written first. If that fails, the call fails and no cache is
-written. Then each cache takes the change, the slowest first. A cache that does not take it is bypassed for this table,
-and the call succeeds: the truth has the rows. The cache is refilled in the background. Until the call returns, a lookup
-may find the old row in one tier and the new row in another. Afterwards it finds only the new row.
+A write goes to the source of truth first. If that fails, the call fails and no cache is written. Then each cache takes
+the change, the slowest first. Until the call returns, a lookup may find the old row in one tier and the new row in
+another. Afterwards it finds only the new row.
 """
 
 import threading
@@ -22,9 +21,10 @@ from serving.parameter_server.arguments import check_keys, check_rows
 from serving.parameter_server.cache_state import CacheState
 from serving.parameter_server.counters import RequestCounts, TableCounters, TableCounting
 from serving.parameter_server.health import ModelHealth
-from serving.parameter_server.table_files import table_spec
+from serving.parameter_server.table_files import TableSource, table_source
+from serving.storage.rocksdb.table import RocksDbTable
 from serving.storage.row_codec import rounded
-from serving.storage.store import Change, Keys, Mask, Reached, StoreTable, TableSpec, sums
+from serving.storage.store import Change, Keys, Mask, Reached, StoreTable, TableSpec, with_sums
 
 if TYPE_CHECKING:
     from serving.parameter_server.promotion import Promoter
@@ -152,7 +152,7 @@ class Table:
     """One table of a loaded model; another load of the same model makes another object.
 
     Attributes:
-        spec: what stores know of it.
+        source: the file that its rows are loaded from.
         key_type: ``"I64"`` or ``"I32"`` (uint32 keys).
         default_value: every float of an unknown key's vector.
         counting: the table's counters.
@@ -166,7 +166,7 @@ class Table:
         is_uncertain: the truth failed in the middle of a change, so caches may differ from it; the same lock guards it.
     """
 
-    spec: TableSpec
+    source: TableSource
     key_type: KeyType
     default_value: float
     counting: TableCounting
@@ -180,14 +180,19 @@ class Table:
     is_uncertain: bool = False
 
     @property
+    def spec(self) -> TableSpec:
+        """What stores know of it."""
+        return self.source.spec
+
+    @property
     def name(self) -> str:
         """The full name."""
-        return self.spec.name
+        return self.source.spec.name
 
     @property
     def dim(self) -> int:
         """D."""
-        return self.spec.dim
+        return self.source.spec.dim
 
     def take_tiers(self, caches: "Sequence[CacheTable]", truth: "TruthTable") -> None:
         """Take the tiers, caches fastest first."""
@@ -206,7 +211,7 @@ class Table:
         Raises:
             StoreError: a store did not answer; the first such error, after all stores were asked.
         """
-        for_all(tier.close for tier in self.tiers)
+        for_all(tier.stored.close for tier in self.tiers)
 
     def check_loaded(self) -> None:
         """Refuse a write, or an answer whose keys may be unknown for the reason alone that the table was unloaded.
@@ -221,21 +226,25 @@ class Table:
     def read_counters(self) -> TableCounters:
         """The table's counts, and for each tier whether it answers now, and its state."""
         counters = self.counting.read()
-        for depth, tier in enumerate(counters.tiers):
-            tier.is_up = self.health.is_up(depth, self.name)
+        for counts, in_tier in zip(counters.tiers, self.tiers, strict=True):
+            counts.is_up = not in_tier.is_failing
         for cache in self.caches:
             counters.tiers[cache.tier.depth].state = cache.state.value
         return counters
 
     @classmethod
     def all_of(cls, config: ModelConfig, tiers: Sequence[str], promoter: "Promoter | None") -> list[Self]:
-        """The tables of a model, in graph order, for tiers of these names, fastest first; they are in no tier yet."""
+        """The tables of a model, in graph order, for tiers of these names, fastest first; they are in no tier yet.
+
+        Raises:
+            ModelFileError: a file is missing or is not such a model.
+        """
         version = f" version {config.version}" if config.table_tag else ""
         health = ModelHealth(f"{config.name!r}{version}", tiers, config.gpu_cache.mode == "asynchronous")
         versions, requests = ModelVersions(), RequestCounts(len(config.tables))
         return [
             cls(
-                table_spec(config, table),
+                table_source(config, table),
                 config.key_type,
                 table.default_value,
                 TableCounting(config.name, config.version, table.name, tiers, requests, place),
@@ -273,7 +282,8 @@ def write(changes: Sequence[Change[Table]], reached: Reached | None = None) -> N
             locks.enter_context(table.clock.lock)
             table.check_loaded()
         is_of_many = reached is not None and not tables[0].truth.tier.store.has_one_writer
-        changes = changes if is_of_many else [_with_sums(change) for change in changes]
+        if not is_of_many:
+            changes = [with_sums(change, change.table.name, change.table.truth.stored.fetch) for change in changes]
         for table in tables:
             if not table.is_written:
                 table.truth.write_flags(changed=True, current_caches=())
@@ -291,25 +301,19 @@ def write(changes: Sequence[Change[Table]], reached: Reached | None = None) -> N
                 change.table.clock.note(change.keys)
 
 
-def show(change: Change[Table], is_reached: Callable[[Mapping[str, str]], bool]) -> None:
-    """Bring a change that another process writes to readers and caches of this process; see ``LastingTable.show``."""
-    table, keys, rows, adds, default_value = _checked(change, is_from_log=True)
-    lasting = table.truth.lasting
-    if lasting is None:
-        return
+def show(change: Change[Table], view: RocksDbTable, is_reached: Callable[[Mapping[str, str]], bool]) -> None:
+    """Bring a change that another process writes to readers and caches of this process; see ``RocksDbTable.show``."""
+    change = _checked(change, is_from_log=True)
+    table = change.table
     with table.clock.lock:
         table.check_loaded()
-        shown = lasting.show(Change(lasting, keys, rows, adds), default_value, is_reached)
+        shown = view.show(Change(view, *change[1:]), is_reached) or Change(view, change.keys, None)
         try:
             for cache in reversed(table.caches):
-                if cache.lasting is not None:
-                    continue  # the process that writes the truth writes it too
-                if shown is None:
-                    cache.write(keys, None)
-                else:
+                if cache.lasting is None:  # the process that writes the truth writes the others
                     cache.write(shown.keys, shown.rows)
         finally:
-            table.clock.note(keys)
+            table.clock.note(change.keys)
 
 
 def _checked(change: Change[Table], *, is_from_log: bool) -> Change[Table]:
@@ -336,17 +340,6 @@ def _check_additions(changes: Sequence[Change[Table]]) -> None:
 
 def _name_of(table: Table) -> str:
     return table.name
-
-
-def _with_sums(change: Change[Table]) -> Change[Table]:
-    """Return the change that inserts what an addition results in. The lock of the table's clock is held."""
-    table, keys, deltas, adds, default_value = change
-    if not adds or deltas is None:
-        return change
-    unique, places = np.unique(keys, return_inverse=True)
-    base = np.empty((unique.size, table.dim), dtype=np.float32)
-    found = table.truth.stored.fetch(unique, base)
-    return Change(table, unique, sums(table.name, unique, base, found, default_value, places, deltas))
 
 
 def _write_truth(tables: Sequence[Table], changes: Sequence[Change[Table]], reached: Reached | None) -> None:

@@ -192,6 +192,13 @@ class TierTable:
             with suppress(StoreError):  # the tier is damaged in part
                 self._probe(self._failed_keys)
 
+    def failed(self, error: StoreError, keys: Keys | None = None) -> None:
+        """Count and note a call that was not answered; ``keys`` if it was to read rows."""
+        self.table.counting.failed(self.tier.depth, isinstance(error, StoreTimeoutError))
+        if keys is not None:
+            self._failed_keys = keys[:MOST_FAILED_KEYS].copy()
+        self.fell_silent(error)
+
     def fell_silent(self, error: StoreError) -> None:
         """Note a call that was not answered; the stores of a table that was unloaded refuse every call."""
         if self.table.clock.is_gone:
@@ -199,15 +206,7 @@ class TierTable:
         self.is_silent = True
         if self._failed_keys is None:
             self._failed_keys = NO_KEYS
-        self.table.health.tier_failed(self.tier.depth, self.table.name, error)
-
-    def close(self) -> None:
-        """Stop serving the table; rows that outlive the process stay.
-
-        Raises:
-            StoreError: the store did not answer.
-        """
-        self.stored.close()
+        self.table.health.tier_failed(self, error)
 
     def _answer(self, keys: Keys, fetch: Callable[[], tuple[Vectors, Mask]]) -> tuple[Vectors, Mask] | StoreError:
         if not self.is_asked:
@@ -215,11 +214,11 @@ class TierTable:
             return StoreError(self.tier.name, self.table.name, reason)
         started = now_s()
         try:
-            answer = fetch() if self.tier.breaker is None else self._within_budget(keys, fetch)
+            answer = self._within_budget(keys, fetch)
         except StoreError as err:
             self._note(started, now_s(), keys, err)
             self.table.check_loaded()
-            self._failed(err, keys)
+            self.failed(err, keys)
             return without_frames(err)
         ended = now_s()
         self.table.counting.fetched(self.tier.depth, ended - started)
@@ -250,23 +249,15 @@ class TierTable:
         self._within_budget(keys, lambda: self._rows(keys))
         self._answered(keys)
 
-    def _failed(self, error: StoreError, keys: Keys | None = None) -> None:
-        """Count and note a call that was not answered; ``keys`` if it was to read rows."""
-        self.table.counting.failed(self.tier.depth, isinstance(error, StoreTimeoutError))
-        if keys is not None:
-            self._failed_keys = keys[:MOST_FAILED_KEYS].copy()
-        self.fell_silent(error)
-
     def _answered(self, keys: Keys) -> None:
         """Note a call that was answered. Keys of invalid parts are not found without asking: these must be filled."""
         failed_keys = self._failed_keys
         if failed_keys is None or (self.lasting is not None and not self.lasting.is_whole):
             return
         self.is_silent = False
-        has_recovered = bool(np.isin(failed_keys, keys).all())
-        if has_recovered:
+        if np.isin(failed_keys, keys).all():  # a tier may be damaged in part
             self._failed_keys = None
-        self.table.health.tier_answered(self.tier.depth, self.table.name, has_recovered=has_recovered)
+            self.table.health.tier_recovered(self)
 
 
 class CacheTable(TierTable):
@@ -340,7 +331,7 @@ class CacheTable(TierTable):
             self.fill()
         except Exception as err:  # the other caches must still be filled
             if isinstance(err, StoreError):
-                self.could_not_fill(err)
+                self.failed(err)
             else:
                 logger.exception("tier %s cannot be filled, table %r", self.tier.name, self.table.name)
             self._pause_s = min(max(2 * self._pause_s, FIRST_PAUSE_S), LONGEST_PAUSE_S)
@@ -381,10 +372,6 @@ class CacheTable(TierTable):
             if was_filled and was_written:
                 self.table.counting.refilled(self.tier.depth)
 
-    def could_not_fill(self, error: StoreError) -> None:
-        """Count and note that the cache could not be filled now; the server tries again later."""
-        self._failed(error)
-
     @property
     def takes_copies(self) -> bool:
         """Whether rows found in slower tiers are copied into the cache.
@@ -423,7 +410,7 @@ class CacheTable(TierTable):
         try:
             write()
         except StoreError as err:
-            self._failed(err)
+            self.failed(err)
             if self.lasting is None or self.lasting.is_whole:  # a store with invalid parts bypasses these itself
                 self.missed_write()
 

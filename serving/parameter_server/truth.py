@@ -10,9 +10,9 @@ import numpy as np
 from serving.errors import AdditionError, ConfigError, StoreError, StoreFullError
 from serving.parameter_server.first_rows import FirstRows
 from serving.parameter_server.table import Table
-from serving.parameter_server.table_files import TableSource
 from serving.parameter_server.tier_table import Tier, TierTable
 from serving.storage.marker import NOT_LOADED, Marker
+from serving.storage.rocksdb.table import RocksDbTable
 from serving.storage.store import Batches, Keys, StoreTable, Vectors
 
 logger = logging.getLogger(__name__)
@@ -25,16 +25,15 @@ class TruthTable(TierTable):
     """A table in the last tier; see ``storage.store.Truth``.
 
     Attributes:
-        source: the file that the table is loaded from.
         reached: see ``LastingTable.reached``, before any cache got rows: a cache may miss later changes.
+        is_loaded: every tier has the table, so the model's files may be removed.
     """
 
-    def __init__(self, tier: Tier, table: Table, stored: StoreTable, source: TableSource) -> None:
-        """Take the file that the table is loaded from."""
+    def __init__(self, tier: Tier, table: Table, stored: StoreTable) -> None:
+        """Assume that the tier answers."""
         super().__init__(tier, table, stored)
-        self.source = source
         self.reached: Mapping[str, str] = {}
-        self._is_loaded = False
+        self.is_loaded = False
         self._digest = ""  # of the marker when the table was loaded
 
     @property
@@ -43,10 +42,15 @@ class TruthTable(TierTable):
         return self.lasting is None or self.lasting.store.writes
 
     @property
+    def view(self) -> RocksDbTable | None:
+        """The table in a database that another process writes: what this process sees of it lags behind."""
+        return self.stored if isinstance(self.stored, RocksDbTable) and not self.writes else None
+
+    @property
     def has_rows_of_files(self) -> bool:
         """Whether the files have the same rows: nothing changed them, and the truth was loaded from these files."""
         marker = self.marker()
-        return not marker.changed and marker.digest == self.source.digest
+        return not marker.changed and marker.digest == self.table.source.digest
 
     def marker(self) -> Marker:
         """See ``Truth.marker``.
@@ -56,14 +60,14 @@ class TruthTable(TierTable):
         """
         marker = self.lasting.marker() if self.lasting is not None else None
         if marker is not None and marker.digest == NOT_LOADED:
-            return replace(marker, digest=self.source.digest, rows=self.source.model.rows)
+            return replace(marker, digest=self.table.source.digest, rows=self.table.source.model.rows)
         if marker is not None:
             self._digest = self._digest or marker.digest
             if marker.digest != self._digest:
                 raise self._error("another process has loaded it from other files: load the model again")
         else:
             changed = self.lasting is not None or not self.tier.settings.fills_at_start
-            marker = Marker(self.source.digest, self.source.model.rows, changed=changed)
+            marker = Marker(self.table.source.digest, self.table.source.model.rows, changed=changed)
         if self.table.is_written and marker.current_caches is None:  # a truth other than RocksDB does not keep them
             return replace(marker, changed=True, current_caches=())
         return marker
@@ -78,8 +82,8 @@ class TruthTable(TierTable):
         if self.lasting is not None:
             self.lasting.store.catch_up()
         batches: Batches = iter(())
-        if not self._is_loaded and self.has_rows_of_files:
-            batches = self.source.model.batches(LOAD_BATCH_ROWS)
+        if not self.is_loaded and self.has_rows_of_files:
+            batches = self.table.source.model.batches(LOAD_BATCH_ROWS)
         elif self.may_be_copied:
             batches = self.stored.items(LOAD_BATCH_ROWS)
         else:
@@ -153,10 +157,6 @@ class TruthTable(TierTable):
         """Log that caches get none of the rows."""
         reason = f"in a faster tier its {self.table.spec.row_dtype} rows would be rounded twice"
         logger.warning("%s is served from %s alone: %s", self.table.name, self.tier.name, reason)
-
-    def was_loaded(self) -> None:
-        """The model's files may be removed from now on."""
-        self._is_loaded = True
 
     def _error(self, reason: str) -> StoreError:
         return StoreError(self.tier.name, self.table.name, reason)

@@ -78,7 +78,13 @@ class MemoryStore(Store):
         return MemoryTable(self, spec)
 
     def share_bounds(self, wanted: Sequence[tuple[TableSpec, int]], leaving: Set[str] = frozenset()) -> None:
-        """See ``Store.share_bounds``."""
+        """Give shares of the budget to tables that will be opened together, by the rows of each.
+
+        Open tables and tables that have a share keep their room, except tables that are ``leaving`` soon.
+
+        Raises:
+            StoreError: the system does not have the memory; no table got a share.
+        """
         with self._lock:
             self._check_open()
             known = self._tables.keys() | self._shares.keys()
@@ -91,7 +97,7 @@ class MemoryStore(Store):
             self._shares = shares
 
     def give_back(self, tables: Set[str]) -> None:
-        """See ``Store.give_back``."""
+        """Take the shares of tables that will not be opened; a name without a share is no error."""
         with self._lock:
             self._shares = {name: share for name, share in self._shares.items() if name not in tables}
 
@@ -149,10 +155,11 @@ class MemoryStore(Store):
 class MemoryTable(HostRowsTable[HostTable | NoRows]):
     """A table of a ``MemoryStore``."""
 
+    store: MemoryStore
+
     def __init__(self, store: MemoryStore, spec: TableSpec) -> None:
         """Take no memory yet."""
         super().__init__(store, spec)
-        self._memory = store
         self._has_overflown = False
         self._log_lock = threading.Lock()  # guards _has_overflown; inserts never wait for the store's lock
 
@@ -189,11 +196,11 @@ class MemoryTable(HostRowsTable[HostTable | NoRows]):
 
     def open(self, rows: int) -> None:
         """See ``StoreTable.open``; opening an open table again changes nothing."""
-        with self._memory._lock:
-            self._memory.check_name(self)
+        with self.store._lock:
+            self.store.check_name(self)
             if self._rows is None:
-                host_table = self._memory._open(self.spec, rows)
-                self._memory.add(self)
+                host_table = self.store._open(self.spec, rows)
+                self.store.add(self)
                 self._hold(host_table)
 
     def insert(self, keys: Keys, rows: Vectors) -> None:
@@ -215,8 +222,8 @@ class MemoryTable(HostRowsTable[HostTable | NoRows]):
 
     def close(self) -> None:
         """See ``StoreTable.close``; the memory is freed when the last reader is done."""
-        with self._memory._lock:
-            self._memory.remove(self)
+        with self.store._lock:
+            self.store.remove(self)
             self._hold(None)
 
     def _insert_in_parts(self, host_table: HostTable, keys: Keys, rows: Vectors) -> int:
@@ -233,7 +240,7 @@ class MemoryTable(HostRowsTable[HostTable | NoRows]):
             if self._has_overflown:
                 return
             self._has_overflown = True
-        is_backed = self._memory._is_backed
+        is_backed = self.store._is_backed
         logger.log(
             logging.INFO if is_backed else logging.WARNING,
             "memory: table %s reached its bound of %s rows and evicts rows from now on (%s); %s",

@@ -4,7 +4,7 @@ A name is looked up once, by ``Store.table``. Every other call gets the object.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Generic, Literal, NamedTuple, Protocol, TypeVar, cast
 
@@ -172,6 +172,13 @@ class StoreTable(ABC):
     def items(self, batch_rows: int = 65536) -> Batches:
         """All rows in batches, in the store's own order."""
 
+    def write(self, change: "Change[StoreTable]", reached: "Reached | None" = None) -> None:
+        """Make a change of this table; see ``Store.write``."""
+        if change.rows is None:
+            self.evict(change.keys)
+        else:
+            self.insert(change.keys, change.rows)
+
     def samples(self) -> Iterable[MetricSample]:
         """Metric samples beyond the parameter server's own; reads only what is in this process."""
         return ()
@@ -273,37 +280,6 @@ class LastingTable(StoreTable):
         """Whether no part of the table is known to be invalid; contacts no tier."""
         return True
 
-    def show(
-        self, change: "Change[StoreTable]", default_value: float, is_reached: Callable[[Mapping[str, str]], bool]
-    ) -> "Change[StoreTable] | None":
-        """Show readers of this process a change that another process writes, until this process's view has it.
-
-        Args:
-            change: of this table.
-            default_value: see ``sums``.
-            is_reached: whether the states of a view, see ``reached``, say that it has the change.
-
-        Returns:
-            The change with the rows that result; None if the view has it already.
-
-        Raises:
-            StoreError: this process writes the table itself.
-        """
-        raise self._error("this process writes it, so it has no view that lags behind")
-
-    def rotate_shown(self) -> None:
-        """Begin another generation of shown changes, unless there is an old one."""
-        return
-
-    def drop_shown(self, is_reached: Callable[[Mapping[str, str]], bool]) -> bool:
-        """Forget the old generation of shown changes if the view has them; returns whether there is none."""
-        return True
-
-    @property
-    def shown_bytes(self) -> int:
-        """The bytes of the changes that are shown."""
-        return 0
-
     def reached(self) -> Mapping[str, str]:
         """The states that ``Store.write`` has kept since the last load, by partition.
 
@@ -357,18 +333,15 @@ class Store(ABC):
 
     Attributes:
         name: the tier's name in metrics and messages: ``"memory"``, ``"rocksdb"``.
+        keeps_row_dtype: rows are kept in ``TableSpec.row_dtype`` (``kernels.host.HostTable``) and not in float32. Such
+            a store returns rows as the row type rounds them. It refuses rows that the row type cannot hold.
+        has_one_writer: no other process changes rows while this process may, so a row can be read and then changed.
         is_closed: ``close`` was called.
     """
 
     name: str
-
-    @property
-    def keeps_row_dtype(self) -> bool:
-        """Whether rows are kept in ``TableSpec.row_dtype`` (``kernels.host.HostTable``) and not in float32.
-
-        Such a store returns rows as the row type rounds them. It refuses rows that the row type cannot hold.
-        """
-        return False
+    keeps_row_dtype: bool = False
+    has_one_writer: bool = True
 
     def __init__(self) -> None:
         """Begin without tables."""
@@ -404,11 +377,6 @@ class Store(ABC):
             StoreError: the store cannot remove the rows; the table may be erased again.
         """
 
-    @property
-    def has_one_writer(self) -> bool:
-        """Whether no other process changes rows while this process may, so that a row can be read and then changed."""
-        return True
-
     def write(self, changes: Sequence[Change[StoreTable]], reached: Reached | None = None) -> None:
         """Make changes of open tables, in their order. RocksDB makes all of them or none, if they fit into one batch.
 
@@ -423,22 +391,8 @@ class Store(ABC):
             StoreError: see ``StoreTable.insert``; changes before the one that failed may have been made.
             RequestError: several processes write the store, and a sum is not finite.
         """
-        for table, keys, rows, *_ in changes:
-            if rows is None:
-                table.evict(keys)
-            else:
-                table.insert(keys, rows)
-
-    def share_bounds(self, wanted: Sequence[tuple[TableSpec, int]], leaving: Set[str] = frozenset()) -> None:
-        """Give shares of the room to tables that will be opened together, by the rows of each.
-
-        Open tables and tables that have a share keep their room, except tables that are ``leaving`` soon.
-        """
-        return
-
-    def give_back(self, tables: Set[str]) -> None:
-        """Take the shares of tables that will not be opened; a name without a share is no error."""
-        return
+        for change in changes:
+            change.table.write(change, reached)
 
     def close(self) -> None:
         """Refuse every later call for a table, close all tables, and release what the store holds.
@@ -522,29 +476,28 @@ class LastingStore(Store):
         return
 
 
-def sums(
-    table: str, keys: Keys, base: Vectors, found: Mask, default_value: float, places: NDArray[np.intp], deltas: Vectors
-) -> Vectors:
-    """Add deltas, one after another, to the rows of distinct keys.
+def with_sums(change: Change[AnyTable], table: str, fetch: Callable[[Keys, Vectors], Mask]) -> Change[AnyTable]:
+    """Return the change that inserts the rows that an addition results in; any other change stays as it is.
 
     Args:
-        table: the table, for messages.
-        keys: int64[U], distinct.
-        base: float32[U, D]; overwritten.
-        found: bool[U]; a key that was not found starts at the default value.
-        default_value: every float of such a row.
-        places: intp[N], the key of each delta.
-        deltas: float32[N, D].
+        change: the change. The deltas of duplicate keys are added one after another.
+        table: the table's name, for messages.
+        fetch: see ``StoreTable.fetch``: reads the rows before the change.
 
     Raises:
         RequestError: a sum is infinite.
     """
-    base[~found] = default_value
+    if not change.adds or change.rows is None:
+        return change
+    keys, places = np.unique(change.keys, return_inverse=True)
+    rows = np.empty((keys.size, change.rows.shape[1]), dtype=np.float32)
+    found = fetch(keys, rows)
+    rows[~found] = change.default_value
     with np.errstate(over="ignore"):
-        np.add.at(base, places, deltas)
-    if fault := fault_of_values(keys, base):
+        np.add.at(rows, places, change.rows)
+    if fault := fault_of_values(keys, rows):
         raise RequestError(f"table {table!r}: {fault}")
-    return base
+    return Change(change.table, keys, rows)
 
 
 def none_found(keys: Keys, out: NDArray[np.float32]) -> Mask:

@@ -29,6 +29,7 @@ from serving.parameter_server.table import Table, show, write
 from serving.parameter_server.updates.counters import UpdateCounters
 from serving.parameter_server.updates.rejected import RejectedMessages
 from serving.storage.hps_layout import tag
+from serving.storage.rocksdb.table import RocksDbTable
 from serving.storage.store import Change, Keys, LastingStore, Reached
 from serving.stream import BadMessageError, Kind, Record, UpdateMessage, UpdateSource, decode, decode_hps
 from serving.stream.log_state import LogState, behind, has_reached, publisher_of
@@ -267,12 +268,13 @@ class ModelUpdates:
         table, state = self._tables[message.table], log.after(record, message)
         change = Change(table, message.keys, message.rows, adds=message.kind is Kind.ACCUMULATE)
         try:
-            if self._truth.writes or not self._truth.tier.store.has_one_writer:
+            view = table.truth.view
+            if view is None:
                 gives_way = self._has_requests()
                 write([change], Reached(record.partition, state.write(), not change.adds, gives_way))
             else:
-                self._wait_for_writer(table)
-                show(change, lambda reached: has_reached(reached, {record.partition: state}))
+                self._wait_for_writer(view)
+                show(change, view, lambda reached: has_reached(reached, {record.partition: state}))
         except UnknownModelError:
             raise  # it was unloaded
         except (RequestError, AdditionError, RowTypeError) as err:
@@ -349,24 +351,24 @@ class ModelUpdates:
             reason = "it has lost rows that updates had written: the log is read again from where it is"
             raise StoreError(lasting.store.name, "", reason)
 
-    def _wait_for_writer(self, table: Table) -> None:
+    def _wait_for_writer(self, view: RocksDbTable) -> None:
         """Wait while too many changes are shown: a reader of the database is faster than the process that writes.
 
         Raises:
             StoreError: the process that writes does not apply them in time.
         """
-        lasting, end_s = table.truth.lasting, time.monotonic() + WRITER_S
-        while lasting is not None and lasting.shown_bytes >= MOST_SHOWN_BYTES and not self._closing.is_set():
-            self._renew_view(lasting.store)
+        end_s = time.monotonic() + WRITER_S
+        while view.shown_bytes >= MOST_SHOWN_BYTES and not self._closing.is_set():
+            self._renew_view(view.store)
             if time.monotonic() >= end_s:
-                reason = f"the process that writes is {lasting.shown_bytes:,} bytes of rows behind the update log"
-                raise StoreError(lasting.store.name, table.name, reason)
+                reason = f"the process that writes is {view.shown_bytes:,} bytes of rows behind the update log"
+                raise StoreError(view.store.name, view.spec.name, reason)
             self._closing.wait(0.1)
 
     def _renew_view(self, store: LastingStore) -> None:
         """Have this process's view of the database take over what is shown, before that becomes much."""
-        lasting = [table.truth.lasting for table in self._tables.values()]
-        shown = [table for table in lasting if table is not None and table.shown_bytes]
+        views = [table.truth.view for table in self._tables.values()]
+        shown = [view for view in views if view is not None and view.shown_bytes]
         if all(table.drop_shown(lambda reached: has_reached(reached, self._rotated)) for table in shown):
             if max((table.shown_bytes for table in shown), default=0) < MANY_SHOWN_BYTES:
                 return

@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,11 +16,13 @@ from serving.storage.marker import Marker, kept_rows
 from serving.storage.redis import marker as scripts
 from serving.storage.redis.commands import Command, Partition, RedisNodeError, header, plain
 from serving.storage.redis.marker import PartitionMarker, new_token
-from serving.storage.redis.nodes import RedisNodes, value_of
+from serving.storage.redis.nodes import value_of
 from serving.storage.redis.rows import STORE_NAME
-from serving.storage.redis.states import PartitionState, Status
-from serving.storage.redis.table_commands import TableCommands
+from serving.storage.redis.states import PartitionState, PartitionStates, Status
 from serving.storage.store import Batches, Keys, Truth, Vectors
+
+if TYPE_CHECKING:
+    from serving.storage.redis.table import RedisTable
 
 logger = logging.getLogger(__name__)
 
@@ -63,11 +66,11 @@ class _Plan:
 class Filling:
     """One filling of a table's partitions; see the package. Not for several threads."""
 
-    def __init__(self, nodes: RedisNodes, table: TableCommands) -> None:
+    def __init__(self, table: "RedisTable", states: PartitionStates) -> None:
         """Draw the name of the leases, which is also the new generation."""
-        self._nodes = nodes
+        self._nodes = table.store.nodes
         self._table = table
-        self._states = table.states
+        self._states = states
         self._partitions = table.partitions
         self._token = new_token()
         self._run_ids: dict[int, str] = {}  # by partition, of the node that gave the lease
@@ -137,7 +140,7 @@ class Filling:
     def _planned(self, truth: Truth, starting: bool) -> _Plan:
         """Check every partition, and return how the invalid partitions are to be filled."""
         plan, unmarked = _Plan(), set[int]()
-        is_behind = starting and not truth.marker().is_current(self._table.identity)
+        is_behind = starting and not truth.marker().is_current(self._table.store.identity)
         known = self._states.now()
         for number, (marker, run_id) in enumerate(self._states.markers(range(len(known)))):
             state = self._states.judge(number, known[number], marker, run_id)
@@ -193,7 +196,7 @@ class Filling:
         for keys, rows in batches:
             keys, rows = self._fitting(*self._wanted(keys, rows, plan), sizes)
             for part in self._table.rows.rounds(keys.size, self._table.rows.codec.value_bytes):
-                groups = self._table.rows.words(self._partitions, keys[part], rows[part])
+                groups = self._table.rows.words(keys[part], rows[part])
                 commands = [self._rows_command(at, words, plan) for at, words in groups]
                 extras = [command for at, words in groups for command in self._extras(at, words, plan)]
                 replies = self._nodes.run([*commands, *extras])

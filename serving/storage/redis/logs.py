@@ -11,7 +11,7 @@ from serving.storage.hps_layout import keys_of
 from serving.storage.redis import marker as scripts
 from serving.storage.redis.commands import plain
 from serving.storage.redis.nodes import RedisNodes, value_of
-from serving.storage.redis.rows import MOST_FIELDS, Partitions, RedisRows
+from serving.storage.redis.rows import MOST_FIELDS, RedisRows
 from serving.storage.redis.states import PartitionStates
 from serving.storage.store import Change, Reached, StoreTable
 from serving.stream.log_state import LogState
@@ -44,10 +44,10 @@ class Logs:
     again.
     """
 
-    def __init__(self, nodes: RedisNodes, partitions: Partitions, states: PartitionStates, rows: RedisRows) -> None:
+    def __init__(self, nodes: RedisNodes, states: PartitionStates, rows: RedisRows) -> None:
         """Know nothing yet; ask no node."""
         self._nodes = nodes
-        self._partitions = partitions
+        self._partitions = rows.partitions
         self._states = states
         self._rows = rows
         self._kept: dict[str, list[_Kept]] = {}  # by log, of each partition; replaced as a whole
@@ -126,12 +126,12 @@ class Logs:
             return {number: [_NO_WORDS] for number in range(len(self._partitions))}
         found: dict[int, list[NDArray[np.uint8]]] = {}
         if rows is None:
-            parts = [self._rows.fields(self._partitions, keys)]
+            parts = [self._rows.fields(keys)]
         elif adds:
-            parts = [self._rows.words(self._partitions, keys, rows, MOST_FIELDS)]
+            parts = [self._rows.words(keys, rows, MOST_FIELDS)]
         else:
             rounds = self._rows.rounds(keys.size, self._rows.codec.value_bytes)
-            parts = [self._rows.words(self._partitions, keys[part], rows[part]) for part in rounds]
+            parts = [self._rows.words(keys[part], rows[part]) for part in rounds]
         for part in parts:
             for number, words in part:
                 found.setdefault(number, []).append(words)

@@ -8,12 +8,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kernels.errors import ReservedKeyError
-from kernels.host import KeyIndex, RowDtype
+from kernels.host import KeyIndex
 from serving.config import RedisConfig
 from serving.errors import StoreError
 from serving.model.hps_hash import mix
 from serving.storage.hps_layout import keys_of
-from serving.storage.redis.commands import Partition, encoded_fields, encoded_rows
+from serving.storage.redis.commands import Command, Partition, encoded_fields, encoded_rows, header
 from serving.storage.row_codec import RowCodec
 from serving.storage.store import Keys, Mask, TableSpec, Vectors
 
@@ -70,24 +70,21 @@ class Partitions(tuple[Partition, ...]):
         return fits
 
 
-def identity_of(config: RedisConfig) -> str:
-    """See ``Store.identity``."""
-    return " ".join([STORE_NAME, *sorted(f"{host}:{port}" for host, port in config.addresses)])
-
-
 class RedisRows:
     """Encodes and decodes a table's keys and rows. Every method may be called from any thread.
 
     Attributes:
         spec: the table.
+        partitions: its partitions.
         codec: the form of its rows.
     """
 
-    def __init__(self, spec: TableSpec, row_dtype: RowDtype | None, max_batch_size: int) -> None:
-        """Take the table, the form (see ``RowCodec``) and the maximum keys of one round of commands."""
+    def __init__(self, spec: TableSpec, config: RedisConfig) -> None:
+        """Take the table, and the number of partitions, the row type and the maximum keys of one round of commands."""
         self.spec = spec
-        self.codec = RowCodec(STORE_NAME, spec, row_dtype)
-        self._max_batch_size = max_batch_size
+        self.partitions = Partitions(spec.name, config.num_partitions)
+        self.codec = RowCodec(STORE_NAME, spec, config.row_dtype)
+        self._max_batch_size = config.max_batch_size
 
     def rounds(self, count: int, bytes_per_key: int) -> Iterator[slice]:
         """The parts of ``count`` keys that are sent at once."""
@@ -99,21 +96,34 @@ class RedisRows:
         """The size of a key as a word of a command."""
         return self.spec.key_bytes + 6
 
-    def words(
-        self, partitions: Partitions, keys: Keys, rows: Vectors, most_fields: int | None = None
-    ) -> list[tuple[int, NDArray[np.uint8]]]:
+    def groups(self, keys: Keys, most_fields: int | None = None) -> tuple[NDArray[np.intp], list[Group]]:
+        """See ``Partitions.groups``."""
+        return self.partitions.groups(keys, most_fields or self._max_batch_size)
+
+    def words(self, keys: Keys, rows: Vectors, most_fields: int | None = None) -> list[tuple[int, NDArray[np.uint8]]]:
         """Rows as words of commands: for each its partition, and uint8[N, ...], each a key and its row's value."""
-        order, groups = partitions.groups(keys, most_fields or self._max_batch_size)
+        order, groups = self.groups(keys, most_fields)
         words = encoded_rows(keys[order], self.codec.encode(keys[order], rows[order]), self.spec.key_bytes)
         return [(group.partition, words[group.begin : group.end]) for group in groups]
 
-    def fields(self, partitions: Partitions, keys: Keys) -> list[tuple[int, NDArray[np.uint8]]]:
+    def fields(self, keys: Keys) -> list[tuple[int, NDArray[np.uint8]]]:
         """Keys as words of commands: for each its partition, and uint8[N, ...]."""
-        order, groups = partitions.groups(keys, self._max_batch_size)
+        order, groups = self.groups(keys)
         words = encoded_fields(keys[order], self.spec.key_bytes)
         return [(group.partition, words[group.begin : group.end]) for group in groups]
 
-    def taker(self, out: Vectors, at: NDArray[np.intp]) -> Callable[[NDArray[np.void]], None]:
+    def reads(self, keys: Keys, out: Vectors, order: NDArray[np.intp], groups: Sequence[Group]) -> list[Command]:
+        """Commands that read keys in groups, see ``groups``, and write the rows to ``out``."""
+        fields = encoded_fields(keys[order], self.spec.key_bytes)
+        commands = []
+        for group in groups:
+            partition, at = self.partitions[group.partition], order[group.begin : group.end]
+            payload = header(b"HMGET", partition.values, at.size + 2) + fields[group.begin : group.end].tobytes()
+            take, value_bytes = self._taker(out, at), self.codec.value_bytes
+            commands.append(Command("HMGET", partition.values, payload, take, at.size, value_bytes))
+        return commands
+
+    def _taker(self, out: Vectors, at: NDArray[np.intp]) -> Callable[[NDArray[np.void]], None]:
         """A function that takes values without gaps, void[N], and writes them to rows ``at`` of ``out``."""
         if self.codec.row_dtype == "fp32":
             return partial(_put, out.view(f"V{self.codec.value_bytes}").reshape(-1), at)

@@ -10,7 +10,7 @@ from serving.storage.marker import Marker
 from serving.storage.redis.commands import RedisNodeError, plain
 from serving.storage.redis.marker import PartitionMarker
 from serving.storage.redis.nodes import RedisNodes, Reply, value_of
-from serving.storage.redis.rows import Partitions, RedisRows
+from serving.storage.redis.rows import RedisRows
 from serving.storage.store import Truth
 
 
@@ -61,17 +61,17 @@ class PartitionStates:
             this process may have seen.
     """
 
-    def __init__(self, nodes: RedisNodes, partitions: Partitions, rows: RedisRows) -> None:
-        """Know nothing of ``partitions`` yet; ask no node."""
+    def __init__(self, nodes: RedisNodes, rows: RedisRows) -> None:
+        """Know nothing of the partitions yet; ask no node."""
         self.wanted: Marker | None = None
         self.truth: Truth | None = None
         self.is_written = False
         self.is_behind: Callable[[int, Mapping[str, str]], bool] = lambda *_: False
         self._nodes = nodes
-        self._partitions = partitions
+        self._partitions = rows.partitions
         self._rows = rows
         self._lock = threading.Lock()  # guards changes of the states
-        self._states = [PartitionState() for _ in partitions]  # each state is replaced as a whole
+        self._states = [PartitionState() for _ in rows.partitions]  # each state is replaced as a whole
 
     @property
     def is_whole(self) -> bool:

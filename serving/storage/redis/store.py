@@ -2,16 +2,16 @@
 
 import logging
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext, suppress
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 from serving.background import PeriodicWorker, QueueWorker
 from serving.config import RedisConfig
 from serving.errors import MissingExtraError, StoreError, StoreTimeoutError, StoreUnreachableError
 from serving.storage.redis.commands import RedisNodeError, RedisNodeTimeoutError, RedisUnreachableError
-from serving.storage.redis.rows import STORE_NAME, identity_of
-from serving.storage.store import Change, LastingStore, Reached, StoreTable, TableSpec
+from serving.storage.redis.rows import STORE_NAME
+from serving.storage.store import LastingStore, StoreTable, TableSpec
 
 if TYPE_CHECKING:
     from serving.storage.redis.nodes import RedisNodes
@@ -41,6 +41,7 @@ class RedisStore(LastingStore):
     """
 
     name = STORE_NAME
+    has_one_writer = False
 
     def __init__(self, config: RedisConfig, *, may_be_late: bool = False) -> None:
         """Connect.
@@ -56,6 +57,7 @@ class RedisStore(LastingStore):
         """
         super().__init__()
         self.config = config
+        self.keeps_row_dtype = config.row_dtype is not None
         self.expects_logs = self._has_asked_for_policy = False
         self._lock = threading.Lock()  # one change of the tables at a time
         try:
@@ -70,30 +72,12 @@ class RedisStore(LastingStore):
     @property
     def identity(self) -> str:
         """See ``LastingStore.identity``."""
-        return identity_of(self.config)
-
-    @property
-    def keeps_row_dtype(self) -> bool:
-        """See ``Store.keeps_row_dtype``."""
-        return self.config.row_dtype is not None
-
-    @property
-    def has_one_writer(self) -> bool:
-        """See ``Store.has_one_writer``."""
-        return False
+        return " ".join([STORE_NAME, *sorted(f"{host}:{port}" for host, port in self.config.addresses)])
 
     def _new_table(self, spec: TableSpec) -> "RedisTable":
         from serving.storage.redis.table import RedisTable  # needs redis-py
 
         return RedisTable(self, spec)
-
-    def write(self, changes: Sequence[Change[StoreTable]], reached: Reached | None = None) -> None:
-        """See ``Store.write``; with ``reached``, each partition gets its rows and the state in one step, or neither."""
-        if reached is None:
-            return super().write(changes)
-        for change in changes:
-            cast("RedisTable", change.table).write_from_log(change, reached)
-        return None
 
     def expect_logs(self) -> None:
         """See ``LastingStore.expect_logs``; asks the nodes."""

@@ -15,8 +15,9 @@ from serving.background import make_way
 from serving.errors import StoreError
 from serving.storage.hps_layout import key_list, tag
 from serving.storage.marker import NOT_LOADED, Marker
-from serving.storage.rocksdb.engine import STORE_NAME, all_items, import_rocksdict, open_database, table_options
+from serving.storage.rocksdb.engine import all_items, import_rocksdict, open_database, table_options
 from serving.storage.rocksdb.exit_gate import exit_gate
+from serving.storage.rocksdb.file_checks import STORE_NAME
 from serving.storage.rocksdb.sort import ordinals
 from serving.storage.row_codec import value_list
 from serving.storage.store import Keys, Reached, TableSpec

@@ -9,9 +9,13 @@ from traceback import clear_frames
 from typing import Any
 
 from serving.errors import MissingExtraError, StoreError, StoreInUseError
-from serving.storage.rocksdb.file_checks import check_files, check_logs, check_manifest, damaged_logs_named
-
-STORE_NAME = "rocksdb"
+from serving.storage.rocksdb.file_checks import (
+    STORE_NAME,
+    check_files,
+    check_logs,
+    check_manifest,
+    damaged_logs_named,
+)
 
 # With ten bits, one unknown key of a hundred reads a block; RocksDB's tuning guide recommends no more.
 BLOOM_BITS_PER_KEY = 10
@@ -94,7 +98,7 @@ def open_database(rocksdict: Any, path: Path, read_only: bool, num_threads: int)
         _check_folder(path)
         names = _check_content(rocksdict, path, read_only)
         opened_folder = _writable_folder(path) if read_only else nullcontext(path)
-        with opened_folder as folder, damaged_logs_named(STORE_NAME, path):
+        with opened_folder as folder, damaged_logs_named(path):
             database = rocksdict.Rdict(str(folder), options, {name: options for name in names}, access)
         return database, {name: database.get_column_family(name) for name in names if name != "default"}
 
@@ -117,8 +121,8 @@ def recover_database(path: str | Path) -> None:
     options.set_wal_recovery_mode(rocksdict.DBRecoveryMode.point_in_time())
     with translated_errors(folder):
         _check_made(folder)
-        check_files(STORE_NAME, folder)
-        check_manifest(STORE_NAME, folder)
+        check_files(folder)
+        check_manifest(folder)
         families = {name: options for name in rocksdict.Rdict.list_cf(str(folder))}
         rocksdict.Rdict(str(folder), options, families).close()  # opening moves the rows of the log to files
 
@@ -132,9 +136,9 @@ def _check_content(rocksdict: Any, path: Path, read_only: bool) -> list[str]:
     """Check the files of a database before it is opened, and return the names of its column families."""
     if read_only:
         _check_made(path)
-    check_files(STORE_NAME, path)
-    check_manifest(STORE_NAME, path)
-    check_logs(STORE_NAME, path)
+    check_files(path)
+    check_manifest(path)
+    check_logs(path)
     names: list[str] = rocksdict.Rdict.list_cf(str(path)) if read_only or has_database(path) else ["default"]
     return names
 

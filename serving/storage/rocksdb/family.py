@@ -11,8 +11,9 @@ from serving.errors import StoreError
 from serving.storage.hps_layout import key_list, keys_of, storable
 from serving.storage.marker import NOT_LOADED
 from serving.storage.rocksdb.database import Database
-from serving.storage.rocksdb.engine import STORE_NAME, all_items, translated_errors
+from serving.storage.rocksdb.engine import all_items, translated_errors
 from serving.storage.rocksdb.exit_gate import exit_gate
+from serving.storage.rocksdb.file_checks import STORE_NAME
 from serving.storage.row_codec import RowCodec
 from serving.storage.store import Batches, Keys, Mask, TableSpec, Vectors
 

@@ -16,6 +16,8 @@ from pathlib import Path
 
 from serving.errors import StoreError
 
+STORE_NAME = "rocksdb"
+
 # RocksDB's log format: blocks of records. A record is a header of checksum, length and type, and its bytes. A block is
 # filled up with zeros if no header fits.
 BLOCK_BYTES, HEADER_BYTES = 32768, 7
@@ -25,7 +27,7 @@ _CORRUPTION = "Corruption: "
 MOST_LOG_BYTES = 8 * 2**30
 
 
-def check_files(store: str, path: Path) -> None:
+def check_files(path: Path) -> None:
     """Raise StoreError if the database at ``path`` has a file that nobody should read to its end.
 
     It is a pipe, a device or a socket, or a link to one; or it has no rows and is larger than any log.
@@ -36,18 +38,18 @@ def check_files(store: str, path: Path) -> None:
         except FileNotFoundError:  # the process that writes has just removed it, or it is a dead link
             continue
         if not stat.S_ISREG(found.st_mode) and not stat.S_ISDIR(found.st_mode):
-            raise StoreError(store, "", f"{path / name}: is not a regular file")
+            raise StoreError(STORE_NAME, "", f"{path / name}: is not a regular file")
         if found.st_size > MOST_LOG_BYTES and not name.endswith((".sst", ".blob")):
             reason = f"expected at most {MOST_LOG_BYTES:,} bytes, found {found.st_size:,} bytes"
-            raise StoreError(store, "", f"{path / name}: {reason}; restore a checkpoint")
+            raise StoreError(STORE_NAME, "", f"{path / name}: {reason}; restore a checkpoint")
 
 
-def check_manifest(store: str, path: Path) -> None:
+def check_manifest(path: Path) -> None:
     """Raise StoreError if the database at ``path`` has files of rows, but no whole list of its files."""
     current = path / "CURRENT"
     if not current.exists():
         if next(path.glob("*.sst"), None) is not None:
-            raise StoreError(store, "", f"{current}: missing, but there are files of rows; restore a checkpoint")
+            raise StoreError(STORE_NAME, "", f"{current}: missing, but there are files of rows; restore a checkpoint")
         return
     manifest = path / os.fsdecode(current.read_bytes().strip())
     if not manifest.is_file():
@@ -56,7 +58,7 @@ def check_manifest(store: str, path: Path) -> None:
     whole_bytes = whole_entries_bytes(content)
     if whole_bytes < len(content):
         raise StoreError(
-            store,
+            STORE_NAME,
             "",
             f"{manifest}: {len(content):,} bytes, the last whole entry ends at {whole_bytes}: cut short; restore a "
             f"checkpoint, or, if power was lost while it was written, cut it there (truncate -s {whole_bytes})",
@@ -80,18 +82,18 @@ def whole_entries_bytes(log: bytes) -> int:
     return whole
 
 
-def check_logs(store: str, path: Path) -> None:
+def check_logs(path: Path) -> None:
     """Raise StoreError if the database at ``path`` has files of rows, but no log."""
     if next(path.glob("*.sst"), None) is not None and next(path.glob("*.log"), None) is None:
         reason = (
             f"{path}: no log (*.log) of the newest rows, but there are files of rows; restore a checkpoint. If the "
             "database never had a log, give it an empty one (touch 000000.log)"
         )
-        raise StoreError(store, "", reason)
+        raise StoreError(STORE_NAME, "", reason)
 
 
 @contextmanager
-def damaged_logs_named(store: str, path: Path) -> Iterator[None]:
+def damaged_logs_named(path: Path) -> Iterator[None]:
     """If a damaged log makes an opening fail, name the logs of the database at ``path`` in the error."""
     try:
         yield
@@ -102,4 +104,4 @@ def damaged_logs_named(store: str, path: Path) -> Iterator[None]:
         logs = " or ".join(str(log) for log in sorted(path.glob("*.log")) if log.stat().st_size) or str(path)
         fault = reason.removeprefix(_CORRUPTION)
         advice = "restore a checkpoint, load the models into a new database, or, after a power loss, recover_database"
-        raise StoreError(store, "", f"{logs}: {fault}, in the newest rows; {advice}") from err
+        raise StoreError(STORE_NAME, "", f"{logs}: {fault}, in the newest rows; {advice}") from err

@@ -10,9 +10,9 @@ from pathlib import Path
 
 from serving.errors import StoreError
 from serving.storage.rocksdb.database import Database
-from serving.storage.rocksdb.engine import STORE_NAME, has_database, translated_errors
+from serving.storage.rocksdb.engine import has_database, translated_errors
 from serving.storage.rocksdb.family import FamilyRows, family_rows
-from serving.storage.rocksdb.file_checks import check_manifest
+from serving.storage.rocksdb.file_checks import STORE_NAME, check_manifest
 from serving.storage.row_codec import RowCodec
 from serving.storage.store import TableSpec
 
@@ -56,7 +56,7 @@ def verify_database(path: Path) -> int:
     """
     with translated_errors(path):
         if not has_database(path):
-            check_manifest(STORE_NAME, path)
+            check_manifest(path)
             return 0
         database = open_beside_writer(path, num_threads=1)
         try:

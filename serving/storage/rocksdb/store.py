@@ -12,7 +12,8 @@ from serving.background import PeriodicWorker
 from serving.config import MOST_ROCKSDB_BATCH_ROWS
 from serving.errors import StoreError
 from serving.storage.rocksdb.database import Database
-from serving.storage.rocksdb.engine import STORE_NAME, check_new_folder, translated_errors
+from serving.storage.rocksdb.engine import check_new_folder, translated_errors
+from serving.storage.rocksdb.file_checks import STORE_NAME
 from serving.storage.rocksdb.follower import FilesState, files_state, open_beside_writer
 from serving.storage.rocksdb.table import RocksDbTable
 from serving.storage.store import Change, LastingStore, Reached, StoreTable, TableSpec
@@ -67,6 +68,7 @@ class RocksDbStore(LastingStore):
         self.path = Path(path)
         self._read_only = read_only
         self.row_dtype = row_dtype
+        self.keeps_row_dtype = row_dtype is not None
         self.warms_up = warm_up
         self._batch_rows = min(max_batch_size, MOST_ROCKSDB_BATCH_ROWS)
         self._num_threads = num_threads
@@ -84,11 +86,6 @@ class RocksDbStore(LastingStore):
     def writes(self) -> bool:
         """See ``LastingStore.writes``."""
         return not self._read_only
-
-    @property
-    def keeps_row_dtype(self) -> bool:
-        """See ``Store.keeps_row_dtype``."""
-        return self.row_dtype is not None
 
     def _new_table(self, spec: TableSpec) -> "RocksDbTable":
         return RocksDbTable(self, spec)

@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -23,10 +24,11 @@ from serving.storage.store import (
     Keys,
     LastingTable,
     Mask,
+    Reached,
     StoreTable,
     TableSpec,
     Vectors,
-    sums,
+    with_sums,
 )
 from serving.storage.tables import NoRows
 
@@ -43,10 +45,11 @@ class RocksDbTable(LastingTable):
     which writes, has dropped the table.
     """
 
+    store: "RocksDbStore"
+
     def __init__(self, store: "RocksDbStore", spec: TableSpec) -> None:
         """Read nothing yet."""
         super().__init__(store, spec)
-        self._rocksdb = store
         self._codec = RowCodec(store.name, spec, store.row_dtype)
         self._rows: FamilyRows | NoRows | None = None
         self._digest: str | None = None  # of the files that the table was opened with
@@ -61,14 +64,14 @@ class RocksDbTable(LastingTable):
 
     def open(self, rows: int) -> None:
         """See ``StoreTable.open``; a read-only store must already have the table."""
-        with self._rocksdb.changing(self.spec.name) as database:
-            self._rocksdb.check_name(self)
+        with self.store.changing(self.spec.name) as database:
+            self.store.check_name(self)
             if database.family(self.spec.name) is None:
                 if not self.store.writes:
                     raise self._error("the database has no such table, and is open read-only")
                 database.create_family(self.spec.name)
             self._take(database)
-            self._rocksdb.add(self)
+            self.store.add(self)
 
     def count(self) -> int:
         """See ``StoreTable.count``; reads every row."""
@@ -93,25 +96,22 @@ class RocksDbTable(LastingTable):
     def fetch(self, keys: Keys, out: Vectors) -> Mask:
         """See ``StoreTable.fetch``."""
         self._check_dim(out.shape[1])
-        shown = self._shown
-        if not len(shown):
+        if not len(self._shown):
             return self._fetch_view(self._open_rows(), keys, out)
-        found = np.zeros(keys.size, dtype=np.bool_)
-        is_left = shown.fetch(keys, out, found)
-        view = self._open_rows()  # read after the changes, because changes are forgotten after the view has them
-        if is_left.any():
-            rows = np.empty((int(is_left.sum()), self.spec.dim), dtype=np.float32)
-            found[is_left] = self._fetch_view(view, keys[is_left], rows)
-            out[is_left] = rows
-        return found
+        # The view is read after the changes, because changes are forgotten after the view has them.
+        return self._fetch_shown(self._open_rows, keys, out)
 
     def insert(self, keys: Keys, rows: Vectors) -> None:
         """See ``StoreTable.insert``; rows are written in batches, each whole or absent, and are then on the disk."""
-        self.store.write([Change(self, keys, rows)])
+        self.write(Change(self, keys, rows))
 
     def evict(self, keys: Keys) -> None:
         """See ``StoreTable.evict``."""
-        self.store.write([Change(self, keys, None)])
+        self.write(Change(self, keys, None))
+
+    def write(self, change: Change[StoreTable], reached: Reached | None = None) -> None:
+        """See ``RocksDbStore.write``."""
+        self.store.write([change], reached)
 
     def items(self, batch_rows: int = 65536) -> Batches:
         """See ``StoreTable.items``; rows as they were when the walk began, in the order of the keys' raw bytes."""
@@ -119,15 +119,15 @@ class RocksDbTable(LastingTable):
 
     def close(self) -> None:
         """See ``StoreTable.close``: running calls keep the database open until they end."""
-        with self._rocksdb.locked():
-            self._rocksdb.remove(self)
+        with self.store.locked():
+            self.store.remove(self)
             rows, self._rows = self._rows, None
             if isinstance(rows, FamilyRows) and self.store.is_closed:
                 rows.close()
 
     def marker(self) -> Marker | None:
         """See ``LastingTable.marker``; in a read-only store every cache is current, as the writer refills caches."""
-        with self._rocksdb.using(self.spec.name) as database:
+        with self.store.using(self.spec.name) as database:
             return database.marker(self.spec.name)
 
     def load(self, batches: Batches, marker: Marker, *, keep: bool) -> None:
@@ -137,7 +137,7 @@ class RocksDbTable(LastingTable):
         the marker goes, the files replace or join the rows, and the new marker is written. Other tables can be changed
         all the while.
         """
-        name, codec, store = self.spec.name, self._codec, self._rocksdb
+        name, codec, store = self.spec.name, self._codec, self.store
         with store.loading(name) as database:
             store.check_name(self)
             if not store.writes:
@@ -162,7 +162,7 @@ class RocksDbTable(LastingTable):
 
     def write_flags(self, *, changed: bool | None = None, current_caches: tuple[str, ...] | None = None) -> None:
         """See ``LastingTable.write_flags``; a table of another program gets one, a read-only store does nothing."""
-        with self._rocksdb.using(self.spec.name) as database:
+        with self.store.using(self.spec.name) as database:
             if not self.store.writes:
                 return
             self._open_rows()
@@ -178,39 +178,37 @@ class RocksDbTable(LastingTable):
 
     def reached(self) -> Mapping[str, str]:
         """See ``LastingTable.reached``."""
-        with self._rocksdb.using(self.spec.name) as database:
+        with self.store.using(self.spec.name) as database:
             return database.reached(self.spec.name)
 
     def show(
-        self, change: Change[StoreTable], default_value: float, is_reached: Callable[[Mapping[str, str]], bool]
+        self, change: Change[StoreTable], is_reached: Callable[[Mapping[str, str]], bool]
     ) -> Change[StoreTable] | None:
-        """See ``LastingTable.show``."""
-        if self.store.writes:
-            return super().show(change, default_value, is_reached)
+        """Show readers of a read-only store a change that another process writes, until this process's view has it.
+
+        Args:
+            change: of this table.
+            is_reached: whether the states of a view, see ``reached``, say that it has the change.
+
+        Returns:
+            The change with the rows that result; None if the view has it already.
+        """
         view = self._open_rows()  # all of the call: a newer view may have the change
         if isinstance(view, FamilyRows) and is_reached(view.reached):
             self._shown.forget(change.keys)
             return None
-        _, keys, rows, adds, _ = change
-        if adds and rows is not None:
-            deltas, (keys, places) = rows, np.unique(keys, return_inverse=True)
-            rows, found = np.empty((keys.size, self.spec.dim), dtype=np.float32), np.zeros(keys.size, dtype=np.bool_)
-            is_left = self._shown.fetch(keys, rows, found)
-            base = np.empty((int(is_left.sum()), self.spec.dim), dtype=np.float32)
-            found[is_left] = self._fetch_view(view, keys[is_left], base)
-            rows[is_left] = base
-            rows = sums(self.spec.name, keys, rows, found, default_value, places, deltas)
-        name, row_dtype = self.store.name, self._codec.row_dtype
+        change = with_sums(change, self.spec.name, partial(self._fetch_shown, lambda: view))
+        keys, rows, name, row_dtype = change.keys, change.rows, self.store.name, self._codec.row_dtype
         self._shown.change(keys, None if rows is None else rounded(name, self.spec.name, row_dtype, keys, rows))
-        return Change(self, keys, rows)
+        return change
 
     def rotate_shown(self) -> None:
-        """See ``LastingTable.rotate_shown``."""
+        """Begin another generation of shown changes, unless there is an old one."""
         if len(self._shown) and not self._shown.has_old:
             self._shown.rotate()
 
     def drop_shown(self, is_reached: Callable[[Mapping[str, str]], bool]) -> bool:
-        """See ``LastingTable.drop_shown``."""
+        """Forget the old generation of shown changes if the view has them; returns whether there is none."""
         view = self._rows
         if self._shown.has_old and isinstance(view, FamilyRows) and is_reached(view.reached):
             self._shown.drop_old()
@@ -218,7 +216,7 @@ class RocksDbTable(LastingTable):
 
     @property
     def shown_bytes(self) -> int:
-        """See ``LastingTable.shown_bytes``."""
+        """The bytes of the changes that are shown."""
         return self._shown.size_bytes
 
     def encoded(self, keys: Keys, rows: Vectors | None) -> RowsChange:
@@ -246,11 +244,20 @@ class RocksDbTable(LastingTable):
         if rows is not None:
             self._digest = rows.digest
 
+    def _fetch_shown(self, view: Callable[[], FamilyRows | NoRows], keys: Keys, out: Vectors) -> Mask:
+        """Read shown changes, and then the other rows of the view."""
+        found = np.zeros(keys.size, dtype=np.bool_)
+        is_left = self._shown.fetch(keys, out, found)
+        rows = np.empty((int(is_left.sum()), self.spec.dim), dtype=np.float32)
+        found[is_left] = self._fetch_view(view(), keys[is_left], rows)
+        out[is_left] = rows
+        return found
+
     def _fetch_view(self, view: FamilyRows | NoRows, keys: Keys, out: Vectors) -> Mask:
         if isinstance(view, NoRows):
             return view.fetch(keys, out)
         found = np.zeros(keys.size, dtype=np.bool_)
-        for part in self._rocksdb.parts(keys.size):
+        for part in self.store.parts(keys.size):
             view.fetch(keys[part], out[part], found[part])
         return found
 
@@ -287,4 +294,4 @@ class RocksDbTable(LastingTable):
         return self._error(f"{was}, expected {expected}; the database is open read-only")
 
     def _error(self, reason: str) -> StoreError:
-        return StoreError(self.store.name, self.spec.name, f"{self._rocksdb.path}: {reason}")
+        return StoreError(self.store.name, self.spec.name, f"{self.store.path}: {reason}")

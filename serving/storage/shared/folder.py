@@ -12,6 +12,7 @@ from weakref import WeakSet
 
 from serving.errors import StoreError
 
+STORE_NAME = "shared_memory"
 SHARED_MEMORY = Path("/dev/shm")
 _TABLE, _NEW = ".table", ".table.new"
 
@@ -19,17 +20,12 @@ _TABLE, _NEW = ".table", ".table.new"
 class SharedFolder:
     """The folder as one process uses it. Not thread-safe."""
 
-    def __init__(self, store: str, path: Path) -> None:
+    def __init__(self, path: Path) -> None:
         """Enter the folder, and create it if it is absent.
-
-        Args:
-            store: the tier's name, for messages.
-            path: the folder.
 
         Raises:
             StoreError: the folder belongs to another user, or its parent does not exist.
         """
-        self._store = store
         self.path = path
         self._users: int | None = self._enter()
         self._writer: int | None = None
@@ -109,11 +105,11 @@ class SharedFolder:
                 descriptor = os.open(self.path / "users", os.O_RDWR | os.O_CREAT, 0o600)
             except FileNotFoundError:
                 if not self.path.parent.is_dir():
-                    raise StoreError(self._store, "", f"{self.path.parent}: there is no such folder") from None
+                    raise StoreError(STORE_NAME, "", f"{self.path.parent}: there is no such folder") from None
                 continue  # the last process removed the folder in between
             except OSError as err:
                 reason = f"{self.path}: {err.strerror}; if it is another user's, choose another shared_memory_name"
-                raise StoreError(self._store, "", reason) from err
+                raise StoreError(STORE_NAME, "", reason) from err
             fcntl.flock(descriptor, fcntl.LOCK_SH)
             with suppress(FileNotFoundError):
                 if (self.path / "users").stat().st_ino == os.fstat(descriptor).st_ino:
@@ -125,9 +121,9 @@ class SharedFolder:
         found = self.path.lstat()
         if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid():
             reason = f"{self.path}: is not a folder of this user; choose another shared_memory_name"
-            raise StoreError(self._store, "", reason)
+            raise StoreError(STORE_NAME, "", reason)
         if found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-            raise StoreError(self._store, "", f"{self.path}: other users may write to it: chmod 700 it or remove it")
+            raise StoreError(STORE_NAME, "", f"{self.path}: other users may write to it: chmod 700 it or remove it")
 
 
 _ENTERED: WeakSet[SharedFolder] = WeakSet()

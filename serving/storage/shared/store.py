@@ -9,9 +9,6 @@ from contextlib import contextmanager, suppress
 from functools import cache
 from itertools import chain
 from pathlib import Path
-from typing import cast
-
-import numpy as np
 
 from kernels.errors import SharedMemoryError
 from kernels.host import HostTable
@@ -21,7 +18,7 @@ from serving.errors import StoreError, StoreFullError, StoreUnreachableError
 from serving.model.capacity import HEADROOM_RATIO, rows_with_headroom
 from serving.storage.marker import Marker
 from serving.storage.memory_budget import MemoryBudget, TableRows
-from serving.storage.shared.folder import SHARED_MEMORY, SharedFolder
+from serving.storage.shared.folder import SHARED_MEMORY, STORE_NAME, SharedFolder
 from serving.storage.shared.redo import RedoLog
 from serving.storage.store import (
     Batches,
@@ -34,14 +31,13 @@ from serving.storage.store import (
     TableSpec,
     Truth,
     Vectors,
-    sums,
+    with_sums,
 )
 from serving.storage.tables import HostRowsTable
 from serving.stream.log_state import LogState
 
 logger = logging.getLogger(__name__)
 
-STORE_NAME = "shared_memory"
 _POLL_S = 0.02
 # How long a process that only reads waits for a change of the writer, and how often it looks.
 _WRITER_S, _LOOK_S = 5.0, 0.002
@@ -92,6 +88,7 @@ class SharedMemoryStore(LastingStore):
 
     name = STORE_NAME
     keeps_row_dtype = True
+    has_one_writer = False
 
     def __init__(
         self,
@@ -123,7 +120,7 @@ class SharedMemoryStore(LastingStore):
         self._writing = threading.Lock()  # held by each write of rows: none may run when another process writes
         self._lock = threading.Lock()  # one change of the tables at a time
         self._sizes: dict[str, TableRows] = {}  # the capacities of tables that were opened and not erased since
-        self._folder = SharedFolder(self.name, folder / shared_name)
+        self._folder = SharedFolder(folder / shared_name)
         _log_huge_page_advice(folder)
         self._folder.try_to_write()
         atexit.register(self.close)  # a process that does not close its server must not leave tables
@@ -138,21 +135,8 @@ class SharedMemoryStore(LastingStore):
         """Whether this process is the writer."""
         return self._folder.writes
 
-    @property
-    def has_one_writer(self) -> bool:
-        """See ``Store.has_one_writer``."""
-        return False
-
     def _new_table(self, spec: TableSpec) -> "SharedMemoryTable":
         return SharedMemoryTable(self, spec)
-
-    def write(self, changes: Sequence[Change[StoreTable]], reached: Reached | None = None) -> None:
-        """See ``Store.write``; with ``reached``, a process that only reads waits for the writer's changes."""
-        if reached is None:
-            return super().write(changes)
-        for change in changes:
-            cast("SharedMemoryTable", change.table).write_from_log(change, reached)
-        return None
 
     def erase(self, table: str) -> None:
         """See ``Store.erase``; refused in a process that only reads. Processes that have the table keep it."""
@@ -209,10 +193,11 @@ class SharedMemoryStore(LastingStore):
 class SharedMemoryTable(HostRowsTable[SharedTable], LastingTable):
     """A table of a ``SharedMemoryStore``."""
 
+    store: SharedMemoryStore
+
     def __init__(self, store: SharedMemoryStore, spec: TableSpec) -> None:
         """Attach to nothing yet."""
         super().__init__(store, spec)
-        self._shared = store
         self._found: SharedTable | None = None  # a copy that another process has filled, until the table is opened
         self._redo = RedoLog(store._folder.table_file(spec.name))
 
@@ -230,7 +215,7 @@ class SharedMemoryTable(HostRowsTable[SharedTable], LastingTable):
 
     def open(self, rows: int) -> None:
         """See ``StoreTable.open``."""
-        store = self._shared
+        store = self.store
         with store._lock:
             store.check_name(self)
             copy = self._current() if self._found is None or store.writes else self._found
@@ -245,18 +230,18 @@ class SharedMemoryTable(HostRowsTable[SharedTable], LastingTable):
 
     def insert(self, keys: Keys, rows: Vectors) -> None:
         """See ``StoreTable.insert``; refused in a process that only reads."""
-        with self._shared._writing:
+        with self.store._writing:
             self._insert_into(self._to_write(), keys, rows)
 
     def evict(self, keys: Keys) -> None:
         """See ``StoreTable.evict``; refused in a process that only reads."""
-        with self._shared._writing:
+        with self.store._writing:
             self._to_write().evict(keys)
 
     def close(self) -> None:
         """See ``StoreTable.close``; the table is unmapped, and its file still counts as memory."""
-        with self._shared._lock, self._shared._writing:
-            self._shared.remove(self)
+        with self.store._lock, self.store._writing:
+            self.store.remove(self)
             self._hold(None)
             self._found = None
 
@@ -273,33 +258,35 @@ class SharedMemoryTable(HostRowsTable[SharedTable], LastingTable):
 
     def write_flags(self, *, changed: bool | None = None, current_caches: tuple[str, ...] | None = None) -> None:
         """See ``LastingTable.write_flags``; only the writer keeps ``changed``, and only a load clears it."""
-        if changed and self._shared.writes:
+        if changed and self.store.writes:
             self._to_write().mark_changed()
 
     def reached(self) -> Mapping[str, str]:
         """See ``LastingTable.reached``; the writer first makes a change that a killed writer has left."""
-        with self._shared._writing, self._translated():
+        with self.store._writing, self._translated():
             copy = self._open_rows()
             if copy.writes:
                 with suppress(StoreError):  # the table is full: the change waits
                     self._make_waiting(copy)
             return self._redo.states(copy.inode)
 
-    def write_from_log(self, change: Change[StoreTable], reached: Reached) -> None:
-        """See ``SharedMemoryStore.write``.
+    def write(self, change: Change[StoreTable], reached: Reached | None = None) -> None:
+        """See ``Store.write``; with ``reached``, a process that only reads waits until the writer has made the change.
 
         Raises:
             StoreError: the writer has not made the change within 5 seconds.
         """
+        if reached is None:
+            return super().write(change)
         wanted = LogState.read(reached.state).order
-        if not self._shared.writes:
+        if not self.store.writes:
             return self._wait_until_made(reached.partition, wanted)
-        with self._shared._writing, self._translated():
+        with self.store._writing, self._translated():
             copy = self._to_write()
             self._make_waiting(copy)
             states = self._redo.states(copy.inode)
             if not _is_reached(states, reached.partition, wanted):
-                keys, rows = self._resulting(copy, change)
+                _, keys, rows, *_ = with_sums(change, self.spec.name, copy.fetch)
                 copy.mark_changed()
                 self._redo.write(copy.inode, {**states, reached.partition: reached.state}, keys, rows)
                 self._make_waiting(copy)
@@ -317,16 +304,6 @@ class SharedMemoryTable(HostRowsTable[SharedTable], LastingTable):
             self._insert_into(copy, keys, rows)
         self._redo.made()
 
-    def _resulting(self, copy: SharedTable, change: Change[StoreTable]) -> tuple[Keys, Vectors | None]:
-        """The rows that a change results in."""
-        _, keys, rows, adds, default_value = change
-        if rows is None or not adds:
-            return keys, rows
-        unique, places = np.unique(keys, return_inverse=True)
-        base = np.empty((unique.size, self.spec.dim), dtype=np.float32)
-        found = copy.fetch(unique, base)
-        return unique, sums(self.spec.name, unique, base, found, default_value, places, rows)
-
     def _wait_until_made(self, partition: str, wanted: tuple[int, ...]) -> None:
         end_s = time.monotonic() + _WRITER_S
         while True:
@@ -334,7 +311,7 @@ class SharedMemoryTable(HostRowsTable[SharedTable], LastingTable):
                 if _is_reached(self._redo.states(self._open_rows().inode), partition, wanted):
                     return
             if time.monotonic() > end_s:
-                raise self._error(f"{self._shared._folder.writer()}, which writes, is behind the update log")
+                raise self._error(f"{self.store._folder.writer()}, which writes, is behind the update log")
             time.sleep(_LOOK_S)
 
     @contextmanager
@@ -352,7 +329,7 @@ class SharedMemoryTable(HostRowsTable[SharedTable], LastingTable):
         Raises:
             StoreError: the writer did not load the table in time.
         """
-        store, spec = self._shared, self.spec
+        store, spec = self.store, self.spec
         store.check_name(self)
         wanted = marker.digest, spec.dim, spec.row_dtype
         found = self._wait_for(lambda copy: (copy.source, copy.dim, copy.row_dtype) == wanted)
@@ -380,7 +357,7 @@ class SharedMemoryTable(HostRowsTable[SharedTable], LastingTable):
 
     def fill(self, truth: Truth, *, starting: bool) -> bool:
         """See ``LastingTable.fill``; only the writer drops rows, so a process may have to take its place first."""
-        store = self._shared
+        store = self.store
         with store._lock:
             is_writer = store.writes or store._take_over()
         if not is_writer and starting and not truth.marker().is_current(store.identity):
@@ -398,7 +375,7 @@ class SharedMemoryTable(HostRowsTable[SharedTable], LastingTable):
 
     def _wait_for(self, is_wanted: Callable[[SharedTable], bool]) -> SharedTable | None:
         """Wait for a copy that ``is_wanted``, and return it; None if this process is the writer that must fill it."""
-        store = self._shared
+        store = self.store
         deadline = time.monotonic() + store._wait_ms / 1000
         while True:
             with store._lock:
@@ -417,7 +394,7 @@ class SharedMemoryTable(HostRowsTable[SharedTable], LastingTable):
 
     def _current(self) -> SharedTable | None:
         """Return the table of the file as it is now, which may be a newer copy than the open table."""
-        store, file = self._shared, self._shared._folder.table_file(self.spec.name)
+        store, file = self.store, self.store._folder.table_file(self.spec.name)
         for copy in (self._found, self._rows):
             if copy is not None and (copy.writes if store.writes else copy.is_at(file)):
                 return copy
@@ -425,26 +402,26 @@ class SharedMemoryTable(HostRowsTable[SharedTable], LastingTable):
 
     def _attach(self) -> SharedTable | None:
         """Attach to the table's file; None if there is no file, or the writer cannot use it."""
-        file = self._shared._folder.table_file(self.spec.name)
+        file = self.store._folder.table_file(self.spec.name)
         if not file.exists():
             return None
         try:
-            return SharedTable.attach(file, self._shared.writes)
+            return SharedTable.attach(file, self.store.writes)
         except SharedMemoryError as err:
-            if self._shared.writes:  # such as a file of another version: the table is loaded again
+            if self.store.writes:  # such as a file of another version: the table is loaded again
                 return None
             raise self._error(str(err)) from err
 
     def _serve(self, copy: SharedTable) -> None:
-        self._shared.add(self)
+        self.store.add(self)
         self._hold(copy)
         self._found = None
-        self._shared._sizes[self.spec.name] = (self.spec, copy.capacity_rows)
+        self.store._sizes[self.spec.name] = (self.spec, copy.capacity_rows)
 
     def _to_write(self) -> SharedTable:
         copy = self._open_rows()
         if not copy.writes:
-            raise self._shared._refused(self.spec.name)
+            raise self.store._refused(self.spec.name)
         return copy
 
 

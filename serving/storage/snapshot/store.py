@@ -111,10 +111,7 @@ class SnapshotStore(Store):
 class SnapshotTable(LocalTable[OverlaidSnapshot]):
     """A table of a ``SnapshotStore``."""
 
-    def __init__(self, store: SnapshotStore, spec: TableSpec) -> None:
-        """Open nothing yet."""
-        super().__init__(store, spec)
-        self._snapshots = store
+    store: SnapshotStore
 
     @property
     def native(self) -> NativeTable | None:
@@ -141,7 +138,7 @@ class SnapshotTable(LocalTable[OverlaidSnapshot]):
     def open(self, rows: int) -> None:
         """See ``StoreTable.open``; without ``serve_file`` a table has an overlay over no rows."""
         if self._rows is None:
-            self._hold(None, rows_with_headroom(rows, self._snapshots._headroom_ratio))
+            self._hold(None, rows_with_headroom(rows, self.store._headroom_ratio))
 
     def serve_file(self, model: SparseModel) -> None:
         """Open the table with all rows of ``model`` in place of what it held.
@@ -150,10 +147,10 @@ class SnapshotTable(LocalTable[OverlaidSnapshot]):
             StoreError: the store cannot hold them.
             ModelFileError: the model is damaged, or a value does not fit ``spec.row_dtype``.
         """
-        self._snapshots.check_name(self)
-        reader = self._snapshots._open_snapshot(self.spec, model)
-        self._hold(reader, rows_with_headroom(reader.rows, self._snapshots._headroom_ratio) - reader.rows)
-        if self._snapshots._warm_up:
+        self.store.check_name(self)
+        reader = self.store._open_snapshot(self.spec, model)
+        self._hold(reader, rows_with_headroom(reader.rows, self.store._headroom_ratio) - reader.rows)
+        if self.store._warm_up:
             _warm_up_if_it_fits(reader)
 
     def insert(self, keys: Keys, rows: Vectors) -> None:
@@ -168,12 +165,12 @@ class SnapshotTable(LocalTable[OverlaidSnapshot]):
 
     def close(self) -> None:
         """See ``StoreTable.close``; the folder keeps the snapshot for the next ``serve_file``."""
-        with self._snapshots._lock:
-            self._snapshots.remove(self)
+        with self.store._lock:
+            self.store.remove(self)
             self._rows = None
 
     def _hold(self, reader: SnapshotReader | None, overlay_rows: int) -> None:
-        given = self._snapshots._overlay_capacity_rows
-        with self._snapshots._lock:
-            self._snapshots.add(self)
+        given = self.store._overlay_capacity_rows
+        with self.store._lock:
+            self.store.add(self)
             self._rows = OverlaidSnapshot(self.spec, reader, overlay_rows if given is None else given)

@@ -81,7 +81,7 @@ def test_a_folder_of_tables_that_others_may_write_to_is_refused(tmp_path):
     (tmp_path / "tables").chmod(0o770)
 
     with pytest.raises(StoreError, match="tables: other users may write to it: chmod 700 it or remove it"):
-        SharedFolder("shared_memory", tmp_path / "tables")
+        SharedFolder(tmp_path / "tables")
 
 
 def test_the_folder_of_a_killed_server_is_removed_once_its_last_worker_has_ended(memory):

@@ -235,7 +235,7 @@ class TestRepository:
         assert not repository.models()
 
     def test_a_gpu_that_is_not_there_is_named_before_a_table_is_loaded(self, model, tmp_path, monkeypatch):
-        monkeypatch.delattr(ParameterServer, "load_model")
+        monkeypatch.setattr(ParameterServer, "load_model", None)
         with pytest.raises(DeviceUnavailableError, match="cuda:99"):
             load_model(model.config_file, device="cuda:99")
         with (

@@ -24,7 +24,7 @@ ARROWS = {
 
 
 def test_the_states_change_as_the_documentation_says():
-    arrows = {(one.name, other.name) for one in CacheState for other in CacheState if one.may_become(other)}
+    arrows = {(state.name, target.name) for state in CacheState for target in CacheState if state.may_become(target)}
 
     assert arrows == ARROWS
     assert [state.name for state in CacheState if state.takes_writes] == ["SERVING", "REFILLING"]
@@ -35,7 +35,7 @@ def test_the_documentation_draws_the_same_arrows():
     diagram = text.partition("stateDiagram-v2")[2].partition("```")[0]
     lines = [line.partition(":")[0].split() for line in diagram.splitlines() if "-->" in line and "[*]" not in line]
 
-    assert {(one.upper(), other.upper()) for one, _, other in lines} == ARROWS
+    assert {(begin.upper(), end.upper()) for begin, _, end in lines} == ARROWS
 
 
 class WatchedTruth(DictStore):
@@ -95,7 +95,7 @@ class CacheMachine(RuleBasedStateMachine):
             self.server.insert("m.t", np.array([KEYS[0]]), np.full((1, 3), 5, np.float32))
             self.cache.refuses = False
 
-        [cache] = self.server._loaded.table("m.t").caches
+        [cache] = self.server._table("m.t").caches
         if self.state != "invalid":
             return
         self.truth.before_walk = write_meanwhile
@@ -128,7 +128,7 @@ def test_a_serving_cache_took_every_write(tmp_path, monkeypatch, config):
 def test_a_table_whose_model_is_unloaded_is_dropped(config):
     with ParameterServer([RefusingMemory(), DictStore("slow")]) as server:
         server.load_model(config)
-        [cache] = server._loaded.table("m.t").caches
+        [cache] = server._table("m.t").caches
         server.unload_model("m")
 
         assert cache.state is CacheState.DROPPED

@@ -238,7 +238,7 @@ def test_starting_and_ending_to_keep_copies_does_not_wait_for_a_writer(server):
         Copies(server).table.close()
 
     keeper = threading.Thread(target=begin_and_end, daemon=True)
-    with server._loaded.table("m.t").clock.lock:
+    with server._table("m.t").clock.lock:
         keeper.start()
         keeper.join(60)
 
@@ -268,7 +268,7 @@ def two_tables(tmp_path):
 
 def all_copies(server):
     tables = [server.copies(name, lambda keys: None) for name in ("m.t0", "m.t1")]
-    return ServerCopies([one for holder in tables for one in holder.tables]), tables
+    return ServerCopies([table for holder in tables for table in holder.tables]), tables
 
 
 @pytest.mark.parametrize("keys", [([0, 3], [6]), ([], [3, 9]), ([], []), ([1], [0]), ([177, 0, 1], [6, 2, 177])])
@@ -280,8 +280,8 @@ def test_one_read_of_all_tables_is_a_read_of_each(two_tables, keys):
 
     read = copies.read(keys)
 
-    assert [rows.tobytes() for rows in read.rows] == [one.rows[0].tobytes() for one in each]
-    assert read.found.tolist() == np.concatenate([one.found for one in each]).tolist()
+    assert [rows.tobytes() for rows in read.rows] == [of_table.rows[0].tobytes() for of_table in each]
+    assert read.found.tolist() == np.concatenate([of_table.found for of_table in each]).tolist()
     for (name, after), before, of_table in zip(two_tables.counters().items(), counted.values(), keys, strict=True):
         assert after.hits == {tier: 2 * hits for tier, hits in before.hits.items()}, name
         assert after.tiers[0].asked_keys == 2 * of_table.size

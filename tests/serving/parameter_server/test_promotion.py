@@ -169,7 +169,7 @@ def test_rows_of_a_table_that_is_being_written_hold_nothing_up_for_long(config, 
     monkeypatch.setattr(promotion, "LONGEST_WAIT_S", 0.001)
     with serve(config, DictStore("fast"), DictStore("slow"), promote=True) as server:
         keep(server.stores[0], [])
-        with server._loaded.table("m.t").clock.lock:
+        with server._table("m.t").clock.lock:
             server.lookup("m.t", np.array([1, 1]))
             assert server.wait_for_promotions(WAIT_S)
 
@@ -182,12 +182,12 @@ def test_rows_of_a_table_that_is_being_written_hold_nothing_up_for_long(config, 
 
 def test_rows_of_a_model_are_not_promoted_into_the_model_that_replaced_it(config):
     with serve(config, DictStore("fast"), DictStore("slow"), promote=True) as server:
-        held = server._loaded.table("m.t")
+        table = server._table("m.t")
         server.unload_model("m")
         server.load_model(config)
         keep(server.stores[0], KEYS[1:])
 
-        server._promoter.offer(held, held.caches, np.array([1]), NEW, held.clock.now())
+        server._promoter.offer(table, table.caches, np.array([1]), NEW, table.clock.now())
         assert server.wait_for_promotions(WAIT_S)
 
         assert held_by(server.stores[0]).keys() == set(KEYS[1:])
@@ -305,15 +305,15 @@ def test_a_table_that_was_full_is_offered_rows_again_after_a_while(config, monke
     settings = {"memory": TierSettings(fills_at_start=False)}
     with serve(config, memory, DictStore("slow"), promote=True, settings=settings) as server:
         memory.tables["m.t"].insert(np.array(KEYS[:5]), ROWS[:5])
-        held = []
+        promoted = []
         for key, second in ((6, 0.0), (7, tier_table.FULL_PAUSE_S / 2), (8, tier_table.FULL_PAUSE_S)):
             clock[0] = second
             server.lookup("m.t", np.array([key]))
             assert server.wait_for_promotions(WAIT_S)
             memory.tables["m.t"].evict(np.array([1]))
-            held.append(held_by(memory).keys() - set(KEYS[:5]))
+            promoted.append(held_by(memory).keys() - set(KEYS[:5]))
 
-    assert held == [set(), set(), {8}]
+    assert promoted == [set(), set(), {8}]
 
 
 def test_a_fast_tier_that_takes_no_rows_is_counted_and_the_next_promotions_go_on(config):

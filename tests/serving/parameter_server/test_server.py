@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 from kernels.host import round_rows
 from serving.errors import RequestError, StoreError, StoreTimeoutError, StoreUnreachableError, UnknownModelError
 from serving.parameter_server import ParameterServer, tier_table
-from serving.parameter_server.counters import FETCH_BUCKETS_S, TableCounting
+from serving.parameter_server.counters import FETCH_BUCKETS_S, RequestCounts, TableCounting
 from serving.parameter_server.health import ModelHealth
 from serving.parameter_server.table import ModelVersions, Table, VersionClock
+from serving.parameter_server.table_files import TableSource
 from serving.parameter_server.tier_table import TierTable
 from serving.storage import MemoryStore
 from serving.storage.store import TableSpec
@@ -219,15 +220,22 @@ def tables(*names):
     """Tables of the model "m" in a tier "dict"."""
     health, clock = ModelHealth("'m'", ["dict"]), VersionClock(ModelVersions())
     return [
-        Table(TableSpec(f"m.{name}", 3), "I64", 0.0, TableCounting("m", 0, name, ["dict"]), health, clock)
+        Table(
+            TableSource(TableSpec(f"m.{name}", 3), None),
+            "I64",
+            0.0,
+            TableCounting("m", 0, name, ["dict"], RequestCounts(1), 0),
+            health,
+            clock,
+        )
         for name in names
     ]
 
 
-def in_tier(store, *held):
+def in_tier(store, *all_tables):
     """The tables in a tier of this store."""
-    one = tier_table.Tier(store, 0, tier_table.TierSettings())
-    return [TierTable(one, table, store.table(table.spec)) for table in held]
+    tier = tier_table.Tier(store, 0, tier_table.TierSettings())
+    return [TierTable(tier, table, store.table(table.spec)) for table in all_tables]
 
 
 def said(caplog):
@@ -270,10 +278,10 @@ class TestOutages:
         refused = StoreUnreachableError("dict", "m.t", "Connection refused")
         lost = StoreError("dict", "m.t", "has lost the rows")
         late = StoreTimeoutError("dict", "m.t", "no answer within 5 ms")
-        [held] = tables("t")
-        [one] = in_tier(FailingStore(), held)
+        [table] = tables("t")
+        [in_a_tier] = in_tier(FailingStore(), table)
         for failure in (refused, refused, late, lost, refused, lost):  # noqa: B007 - the store raises it
-            one.fetch(np.array([1]))
+            in_a_tier.fetch(np.array([1]))
 
         assert said(caplog) == [
             "tier dict does not answer, model 'm': Connection refused (table 'm.t')",
@@ -284,23 +292,23 @@ class TestOutages:
         store = DictStore()
         damaged, healthy = in_tier(store, *tables("bad", "good"))
         for _ in range(3):
-            for held in (damaged, healthy):
-                store.is_down = held is damaged
-                held.fetch(np.array([1]))
+            for in_a_tier in (damaged, healthy):
+                store.is_down = in_a_tier is damaged
+                in_a_tier.fetch(np.array([1]))
 
         assert said(caplog) == ["tier dict does not answer, model 'm': no answer (table 'm.bad')"]
 
     def test_the_outage_of_a_cache_lasts_until_the_cache_is_whole_again(self, caplog):
         store = DurableDictStore("dict")
-        [held] = tables("t")
-        [one] = in_tier(store, held)
+        [table] = tables("t")
+        [in_a_tier] = in_tier(store, table)
         store.is_down = True
-        one.fetch(np.array([1]))
+        in_a_tier.fetch(np.array([1]))
         store.is_down = False
         for is_whole in (False, True):
             store.is_whole = is_whole
-            one.fetch(np.array([1]))
-            assert held.health.is_up(0, "m.t") == is_whole
+            in_a_tier.fetch(np.array([1]))
+            assert in_a_tier.is_failing != is_whole
 
         assert said(caplog) == [
             "tier dict does not answer, model 'm': no answer (table 'm.t')",
@@ -405,14 +413,14 @@ def test_counters_tell_of_each_tier_what_it_was_asked_and_what_it_held(config):
 
         tiers = server.counters()["m.t"].tiers
 
-        assert [(one.tier, one.asked_keys, one.hits) for one in tiers] == [
+        assert [(tier.tier, tier.asked_keys, tier.hits) for tier in tiers] == [
             ("memory", 9, 5),
             ("middle", 3, 1),
             ("slow", 3, 2),
         ]
-        assert [one.errors for one in tiers] == [0, 1, 0]
+        assert [tier.errors for tier in tiers] == [0, 1, 0]
         # the first tier is asked again for bags of which a row is missing
-        assert [sum(one.fetch_times.counts) for one in tiers] == [4, 2, 3]
+        assert [sum(tier.fetch_times.counts) for tier in tiers] == [4, 2, 3]
 
 
 def test_the_time_of_each_fetch_falls_into_a_bucket(config, monkeypatch):

@@ -35,7 +35,7 @@ def looked_up(server, *keys):
     rows, found = server.lookup("m.t", keys)
     pooled = server.lookup_pooled("m.t", keys, np.arange(keys.size + 1), "sum")[0]
     assert pooled.tolist() == (rows + np.float32(0.0)).tolist()
-    return {key: row for key, row, held in zip(keys.tolist(), rows.tolist(), found, strict=True) if held}
+    return {key: row for key, row, is_found in zip(keys.tolist(), rows.tolist(), found, strict=True) if is_found}
 
 
 class JournalStore(DictStore):
@@ -273,7 +273,7 @@ def test_a_refill_that_ends_with_its_model_is_no_outage(config, caplog):
 
     fast = Away()
     with serve(config, fast, Walked("slow")) as server:
-        clock = server._loaded.table("m.t").clock
+        clock = server._table("m.t").clock
         fast.is_away = True
         server.insert("m.t", np.array([1]), NEW)
         fast.is_away = False
@@ -391,7 +391,7 @@ def test_the_last_tier_takes_rows_of_a_cache_except_keys_that_were_removed_since
 
     memory, slow = RefusingMemory(), DurableDictStore("slow")
     with serve(config, memory, Late("fast"), slow) as server:
-        truth = server._loaded.table("m.t").truth
+        truth = server._table("m.t").truth
         server.evict("m.t", np.array([1]))
         memory.refuses = True
         server.insert("m.t", np.array([2]), ROWS[1:2])
@@ -618,10 +618,10 @@ def test_an_update_during_the_unloading_fails(config):
 
     with serve(config, Unloading()) as server:
         unloading = threading.Thread(target=server.unload_model, args=("m",))
-        held = server._loaded.table("m.t")
+        table = server._table("m.t")
         server.evict("m.t", np.array([1]))
         unloading.join()
-        server._loaded.table = lambda name: held  # taken just before the unloading
+        server._table = lambda name: table  # taken just before the unloading
 
         with pytest.raises(UnknownModelError, match=r"'m\.t' was unloaded"):
             server.insert("m.t", np.array([1]), NEW)
@@ -664,7 +664,7 @@ def test_models_come_and_go_while_lookups_run_and_no_answer_is_of_another_model(
         name: write_model(write_model.table(rows=40), write_model.table(dim=6, rows=30), folder=name, seed=seed)
         for seed, name in enumerate(["a", "b", "c"])
     }
-    configs = {name: read_inference_config(one.config_file, name) for name, one in written.items()}
+    configs = {name: read_inference_config(version.config_file, name) for name, version in written.items()}
     stores = MemoryStore(capacity_rows=100), RocksDbStore(tmp_path / "db", num_threads=1)
     failures, answered, stop = [], {name: 0 for name in written}, threading.Event()
 

@@ -208,7 +208,7 @@ def test_a_filling_under_way_ends_with_its_model_or_server(redis_server, client,
     client.flushall()
     server.check()
     assert began.wait(60)
-    (table,) = server.server._loaded.tables()
+    (table,) = server.server._tables.values()
     ending = threading.Thread(target=server.close if end == "close" else lambda: server.server.unload_model("m"))
     ending.start()
     wait_until(lambda: table.clock.is_gone, "the filling is cancelled")

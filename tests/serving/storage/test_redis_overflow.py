@@ -278,13 +278,13 @@ def test_a_partition_that_another_process_has_just_brought_down_loses_no_more(re
     insert(store, keys[:MARGIN])
     trim = redis_overflow.Overflow._trim
 
-    def late(overflow, one, spared):
-        if overflow is other.tables[SPEC.name]._commands.overflow:
-            return trim(overflow, one, spared)
+    def late(overflow, partition, spared):
+        if overflow is other.tables[SPEC.name].overflow:
+            return trim(overflow, partition, spared)
         monkeypatch.setattr(redis_overflow.Overflow, "_trim", trim)
         insert(other, keys[MARGIN : MARGIN + 1])  # which evicts
         insert(other, keys[MARGIN + 1 :])
-        return trim(overflow, one, spared)
+        return trim(overflow, partition, spared)
 
     monkeypatch.setattr(redis_overflow.Overflow, "_trim", late)
     insert(store, keys[MARGIN : MARGIN + 1])

@@ -278,19 +278,19 @@ class TestLoading:
         stores = [open_store(redis_server) for _ in range(3)]
         barrier = threading.Barrier(3)
 
-        def load_together(one):
+        def load_together(store_of_thread):
             barrier.wait()
-            load(one, range(2000))
+            load(store_of_thread, range(2000))
 
-        loaders = [threading.Thread(target=load_together, args=(one,)) for one in stores]
+        loaders = [threading.Thread(target=load_together, args=(store_of_thread,)) for store_of_thread in stores]
         for loader in loaders:
             loader.start()
         for loader in loaders:
             loader.join()
 
-        for one in stores:
-            assert one.tables[TABLE].marker().digest == "digest"
-            assert (fetch(one, range(2000))[0] == rows_of(range(2000))).all()
+        for store_of_thread in stores:
+            assert store_of_thread.tables[TABLE].marker().digest == "digest"
+            assert (fetch(store_of_thread, range(2000))[0] == rows_of(range(2000))).all()
         assert not names(client, "loading")
 
     def test_a_closed_table_is_not_served_and_keeps_its_rows(self, redis_server, store):
@@ -432,7 +432,7 @@ def test_a_row_that_redis_gives_twice_comes_once(redis_server, monkeypatch):
 
     repeating.earlier = {}
     monkeypatch.setattr(RedisNodes, "run", repeating)
-    monkeypatch.setattr("serving.storage.redis.table_commands.SCAN_FIELDS", 10)
+    monkeypatch.setattr("serving.storage.redis.table.SCAN_FIELDS", 10)
 
     keys = np.concatenate([keys for keys, rows in store.tables[SPEC.name].items(64) if (rows == ROWS[keys]).all()])
 
