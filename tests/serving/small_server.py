@@ -71,12 +71,12 @@ class DictStore(Store):
         self.calls["fetch"] += 1
         if self.is_down:
             raise StoreUnreachableError(self.name, table, "no answer")
-        held = dict(self.rows.get(table, {}))  # another thread may insert
+        rows = dict(self.rows.get(table, {}))  # another thread may insert
         out[...] = 0.0
         for place, key in enumerate(keys.tolist()):
-            if key in held:
-                out[place] = held[key]
-        return np.array([key in held for key in keys.tolist()], dtype=bool)
+            if key in rows:
+                out[place] = rows[key]
+        return np.array([key in rows for key in keys.tolist()], dtype=bool)
 
     def insert(self, table, keys, rows):
         self.calls["insert"] += 1
@@ -135,11 +135,11 @@ class DurableDictStore(DictStore, LastingStore):
         return self.markers.get(table)
 
     def load(self, spec, batches, marker, *, keep):
-        held = self.rows.get(spec.name, {}) if keep else {}
-        self.rows[spec.name] = dict(held)
+        kept = self.rows.get(spec.name, {}) if keep else {}
+        self.rows[spec.name] = dict(kept)
         for keys, rows in batches:
             self.insert(spec.name, keys, rows)
-        changed = marker.changed or bool(held)
+        changed = marker.changed or bool(kept)
         self.markers[spec.name] = replace(marker, rows=len(self.rows[spec.name]), changed=changed)
 
     def write_flags(self, table, *, changed=None, current_caches=None):
@@ -235,7 +235,7 @@ def rows_of(server, keys=(*KEYS, *UNKNOWN)):
 
 def errors_of(server, table="m.t"):
     """The calls that each tier did not answer, without tiers that answered all."""
-    return {one.tier: one.errors for one in server.counters()[table].tiers if one.errors}
+    return {tier.tier: tier.errors for tier in server.counters()[table].tiers if tier.errors}
 
 
 def held_by(store):

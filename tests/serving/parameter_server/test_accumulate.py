@@ -34,8 +34,8 @@ def test_additions_equal_those_of_a_dict(tmp_path_factory, calls):
             server.accumulate("m.t", np.array([key for key, _ in call], dtype=np.int64), deltas)
             for (key, _), delta in zip(call, deltas, strict=True):
                 expected[key] = expected.get(key, np.full(3, 0.5, np.float32)) + delta
-        held = {key: row.tolist() for key, row in expected.items()}
-        assert [held_by(store) for store in server.stores] == [held] * 2
+        rows_by_key = {key: row.tolist() for key, row in expected.items()}
+        assert [held_by(store) for store in server.stores] == [rows_by_key] * 2
 
 
 def test_an_addition_is_the_only_change_of_its_table_in_a_call(server):

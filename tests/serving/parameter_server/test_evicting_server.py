@@ -85,8 +85,8 @@ def test_an_update_of_new_keys_makes_room_in_ram_and_is_found_in_both_tiers(writ
         assert server.counters()[TABLE].hits == {"memory": 50}
         assert_exact(server, keys_of(model), model.tables[0])
         assert memory.tables[TABLE].count() <= 100
-        held = np.empty((50, 4), dtype=np.float32)
-        assert server.stores[1].tables[TABLE].fetch(fresh, held).all()
+        out = np.empty((50, 4), dtype=np.float32)
+        assert server.stores[1].tables[TABLE].fetch(fresh, out).all()
 
 
 def test_an_updated_row_that_was_evicted_comes_back_as_it_was_updated(write_model, tmp_path):

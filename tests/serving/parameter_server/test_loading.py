@@ -275,12 +275,12 @@ def test_a_damaged_file_does_not_cost_a_durable_tier_the_rows_it_holds(write_mod
     with ParameterServer([durable]) as server:
         server.load_model(config_of(old))
         server.unload_model("dcn")
-        held = durable.table(TABLE0).marker()
+        marker = durable.table(TABLE0).marker()
 
         with pytest.raises(ModelFileError, match="row 0: key"):
             server.load_model(config_of(damaged))
 
-        assert held == durable.table(TABLE0).marker()
+        assert marker == durable.table(TABLE0).marker()
         server.load_model(config_of(old))
         assert durable.tables["dcn.table0"].count() == 50
 

@@ -54,20 +54,23 @@ def one_by_one(server, config, batch, weights=None):
 
 def assert_same(answer, expected):
     assert answer[1] == expected[1]
-    for one, other in zip(answer[0], expected[0], strict=True):
-        assert (one.shape, one.dtype, one.tobytes()) == (other.shape, other.dtype, other.tobytes())
-        assert one.flags.c_contiguous
+    for ours, theirs in zip(answer[0], expected[0], strict=True):
+        assert (ours.shape, ours.dtype, ours.tobytes()) == (theirs.shape, theirs.dtype, theirs.tobytes())
+        assert ours.flags.c_contiguous
 
 
 def counted(server):
     """Every count of every table; of the times their number."""
     return {
         name: (
-            one.keys,
-            one.defaulted_keys,
-            [(tier.tier, tier.asked_keys, tier.hits, tier.errors, sum(tier.fetch_times.counts)) for tier in one.tiers],
+            counters.keys,
+            counters.defaulted_keys,
+            [
+                (tier.tier, tier.asked_keys, tier.hits, tier.errors, sum(tier.fetch_times.counts))
+                for tier in counters.tiers
+            ],
         )
-        for name, one in server.counters().items()
+        for name, counters in server.counters().items()
     }
 
 
@@ -151,8 +154,8 @@ def test_missing_rows_are_promoted(config):
     server.wait_for_promotions()
 
     for name, table in zip(names(config), batch.tables, strict=True):
-        held = {int(key) for part, _ in server.stores[0].tables[name].items() for key in part}
-        assert set(table.keys.tolist()) <= held
+        keys_in_ram = {int(key) for part, _ in server.stores[0].tables[name].items() for key in part}
+        assert set(table.keys.tolist()) <= keys_in_ram
         assert server.counters()[name].tiers[0].promoted_rows == np.unique(table.keys).size
 
 
@@ -201,7 +204,7 @@ def test_a_snapshot_that_cannot_be_read_is_bypassed_for_its_table_alone(config, 
     batch = request(config, np.random.default_rng(4), unknown_ratio=0.0)
     tables = server.pooled_tables(config)
     tables.lookup_pooled(batch)
-    (file,) = (one for one in (tmp_path / "m.t1").iterdir() if one.stat().st_size > 8192)
+    (file,) = (path for path in (tmp_path / "m.t1").iterdir() if path.stat().st_size > 8192)
     with file.open("r+b") as opened:
         opened.truncate(8192)
 
@@ -209,8 +212,8 @@ def test_a_snapshot_that_cannot_be_read_is_bypassed_for_its_table_alone(config, 
         tables.lookup_pooled(batch)
 
     assert raised.value.table == "m.t1"
-    assert [one.tiers[0].errors for one in server.counters().values()] == [0, 1, 0, 0]
-    assert [sum(one.tiers[0].fetch_times.counts) for one in server.counters().values()] == [2, 1, 2, 2]
+    assert [counters.tiers[0].errors for counters in server.counters().values()] == [0, 1, 0, 0]
+    assert [sum(counters.tiers[0].fetch_times.counts) for counters in server.counters().values()] == [2, 1, 2, 2]
 
 
 def test_lookups_of_many_threads_are_all_counted(config):
@@ -222,9 +225,9 @@ def test_lookups_of_many_threads_are_all_counted(config):
         for future in [pool.submit(lambda: [tables.lookup_pooled(batch) for _ in range(250)]) for _ in range(4)]:
             future.result()
 
-    for one, table in zip(server.counters().values(), batch.tables, strict=True):
-        memory = one.tiers[0]
-        assert (one.keys, memory.asked_keys, memory.hits) == (1000 * table.keys.size,) * 3
+    for counters, table in zip(server.counters().values(), batch.tables, strict=True):
+        memory = counters.tiers[0]
+        assert (counters.keys, memory.asked_keys, memory.hits) == (1000 * table.keys.size,) * 3
         assert sum(memory.fetch_times.counts) == 1000
         assert memory.fetch_times.sum_s > 0
 
@@ -239,7 +242,7 @@ def test_an_unloaded_model_is_refused_and_its_memory_is_free(config):
     server.unload_model("m")
 
     gc.collect()
-    assert [one() for one in memory] == [None] * 4
+    assert [reference() for reference in memory] == [None] * 4
     with pytest.raises(UnknownModelError, match=r"'m\.t0' was unloaded with its model"):
         tables.lookup_pooled(batch)
     server.load_model(config)
@@ -259,11 +262,11 @@ def test_a_lookup_that_meets_the_unloading_fails_and_calls_no_key_unknown(config
                 server.unload_model("m")
                 if reloaded:
                     server.load_model(config)
-            return self.held
+            return self.host_table
 
         @native.setter
         def native(self, host_table):
-            self.held = host_table
+            self.host_table = host_table
 
     class Unloading(MemoryStore):
         is_armed = False
@@ -338,9 +341,9 @@ def test_neighbours_of_the_same_size_and_of_another_get_memory_of_their_own(tmp_
 
     assert_same(answer, one_by_one(server, config, batch))
     for place, part in enumerate(answer[0]):
-        others = [one.tobytes() for one in answer[0][place + 1 :]]
+        others = [vectors.tobytes() for vectors in answer[0][place + 1 :]]
         part[...] = np.nan
-        assert [one.tobytes() for one in answer[0][place + 1 :]] == others
+        assert [vectors.tobytes() for vectors in answer[0][place + 1 :]] == others
 
 
 def test_an_empty_bag_is_zeros(config):
@@ -351,4 +354,4 @@ def test_an_empty_bag_is_zeros(config):
     embeddings, defaulted_keys, _ = server.pooled_tables(config).lookup_pooled(batch)
 
     assert defaulted_keys == 0
-    assert not any(one.any() for one in embeddings)
+    assert not any(vectors.any() for vectors in embeddings)

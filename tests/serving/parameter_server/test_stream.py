@@ -102,9 +102,11 @@ def test_a_process_that_only_reads_the_database_has_every_row_at_once(tmp_path_f
         assert until(lambda: [server.updates(model).positions for server in (writer, reader)] == [last, last])
         for server in (writer, reader):
             rows, found = server.lookup("m.t", keys)
-            held = {key: row for key, row, is_held in zip(keys.tolist(), rows.tolist(), found, strict=True) if is_held}
-            assert held == expected
-        assert held_by(reader.stores[0]).items() <= held.items()
+            rows_by_key = {
+                key: row for key, row, is_held in zip(keys.tolist(), rows.tolist(), found, strict=True) if is_held
+            }
+            assert rows_by_key == expected
+        assert held_by(reader.stores[0]).items() <= rows_by_key.items()
 
 
 def test_shown_changes_are_forgotten_once_the_view_has_them(tmp_path, model, log, monkeypatch):

@@ -148,70 +148,70 @@ def rows_in(store, keys):
 def test_sums_are_those_of_float32(opened):
     """Rows of a hundred and more floats are added in parts."""
     rng = np.random.default_rng(0)
-    one, spec = opened[0], TableSpec("m.wide", 257)
+    store, spec = opened[0], TableSpec("m.wide", 257)
     base = rng.standard_normal((40, 257)).astype(np.float32) * np.float32(10.0) ** rng.integers(-44, 38, (40, 257))
     deltas = rng.standard_normal((80, 257)).astype(np.float32) * np.float32(10.0) ** rng.integers(-44, 37, (80, 257))
     base, deltas = base.astype(np.float32), deltas.astype(np.float32)
     keys = np.concatenate([np.arange(40), np.arange(20, 60)])
-    one.table(spec).load(iter([(np.arange(40), base)]), Marker("files"), keep=False)
+    store.table(spec).load(iter([(np.arange(40), base)]), Marker("files"), keep=False)
     expected = np.concatenate([base, np.full((20, 257), 0.1, np.float32)])
     np.add.at(expected, keys, deltas)
 
-    one.write([Change(one.tables["m.wide"], keys, deltas, adds=True, default_value=0.1)], Reached("log/0", at("1")))
+    store.write([Change(store.tables["m.wide"], keys, deltas, adds=True, default_value=0.1)], Reached("log/0", at("1")))
 
     rows = np.empty((60, 257), np.float32)
-    assert one.tables["m.wide"].fetch(np.arange(60), rows).all()
+    assert store.tables["m.wide"].fetch(np.arange(60), rows).all()
     assert rows.tobytes() == expected.tobytes()
 
 
 def test_the_second_process_finds_that_a_change_was_made(opened):
-    one, other = opened
-    for store in (one, other, one):
+    first, second = opened
+    for store in (first, second, first):
         add(store, [1, 2, 77], np.ones((3, 3)), "7")
-    rows, found = rows_in(other, [1, 2, 77])
+    rows, found = rows_in(second, [1, 2, 77])
     assert found.all()
     assert rows.tolist() == [*(ROWS[:2] + np.float32(1)).tolist(), [1, 1, 1]]
 
 
 def test_a_partition_without_keys_of_a_message_keeps_its_position_until_all_are_moved_on(opened):
-    one, other = opened
-    add(one, [1], [[1, 1, 1]], "7")
-    assert one.tables["m.t"].reached() == {}
-    for store in (other, one):
+    first, second = opened
+    add(first, [1], [[1, 1, 1]], "7")
+    assert first.tables["m.t"].reached() == {}
+    for store in (second, first):
         store.write([Change(store.tables["m.t"], np.array([], dtype=np.int64), None)], Reached("log/0", at("9")))
         assert store.tables["m.t"].reached() == {"log/0": at("9")}
-    add(one, [1], [[1, 1, 1]], "8")
-    assert rows_in(one, [1])[0].tolist() == [(ROWS[0] + np.float32(1)).tolist()]
+    add(first, [1], [[1, 1, 1]], "8")
+    assert rows_in(first, [1])[0].tolist() == [(ROWS[0] + np.float32(1)).tolist()]
 
 
 def test_large_messages_are_made_whole(opened):
     """Of a removal or an insertion each command has four keys."""
-    one, other = opened
+    first, second = opened
     keys, rows = np.arange(100, 150), np.ones((50, 3), np.float32)
     for number, store in enumerate(opened):
         store.write([Change(store.tables["m.t"], keys, rows * number)], Reached("log/0", at("7"), is_repeatable=True))
-    assert held_by(other) == STARTED | {key: [0, 0, 0] for key in keys.tolist()}
-    one.write([Change(one.tables["m.t"], keys, None)], Reached("log/0", at("8"), is_repeatable=True))
-    assert held_by(other) == STARTED
+    assert held_by(second) == STARTED | {key: [0, 0, 0] for key in keys.tolist()}
+    first.write([Change(first.tables["m.t"], keys, None)], Reached("log/0", at("8"), is_repeatable=True))
+    assert held_by(second) == STARTED
 
 
 def test_an_infinite_sum_changes_no_row_of_its_partition_and_is_not_tried_again(opened):
-    one, other = opened
-    add(one, [5], [[3e38, 0, 0]], "7")
-    for store, refused in ((one, True), (other, False)):
+    first, second = opened
+    add(first, [5], [[3e38, 0, 0]], "7")
+    for store, refused in ((first, True), (second, False)):
         if refused:
             with pytest.raises(RequestError, match=r"table 'm\.t': the sum of key 5 is not finite"):
                 add(store, [5], [[3e38, 1, 1]], "8")
         else:
             add(store, [5], [[3e38, 1, 1]], "8")
-    assert rows_in(one, [5])[0].tolist() == [(ROWS[4] + np.array([3e38, 0, 0], np.float32)).tolist()]
+    assert rows_in(first, [5])[0].tolist() == [(ROWS[4] + np.array([3e38, 0, 0], np.float32)).tolist()]
 
 
 def test_a_load_of_other_files_forgets_the_logs(opened):
-    one, _ = opened
-    one.write([Change(one.tables["m.t"], np.array([], dtype=np.int64), None)], Reached("log/0", at("7")))
-    one.tables["m.t"].load(iter([(np.array(KEYS), ROWS)]), Marker("new files"), keep=False)
-    assert one.tables["m.t"].reached() == {}
+    first, _ = opened
+    first.write([Change(first.tables["m.t"], np.array([], dtype=np.int64), None)], Reached("log/0", at("7")))
+    first.tables["m.t"].load(iter([(np.array(KEYS), ROWS)]), Marker("new files"), keep=False)
+    assert first.tables["m.t"].reached() == {}
 
 
 def test_rows_and_their_names_stay_those_of_hps(opened, client):
@@ -253,29 +253,29 @@ def test_no_row_is_read_from_a_redis_that_was_taken_back_until_the_process_knows
     """Another process may make the lost changes again. Then a cache here would keep the row of the time in between."""
     server = LastingRedis(tmp_path)
     stores = [store_of(server) for _ in range(3)]
-    one, other, indifferent = stores
+    first, second, indifferent = stores
     try:
         for store in stores:
             if store is not indifferent:
                 store.expect_logs()
             store.table(SPEC).load(iter([(np.array(KEYS), ROWS)]), Marker("files"), keep=True)
-        add(one, [77], [[1, 1, 1]], "1")
+        add(first, [77], [[1, 1, 1]], "1")
         server.remember()
         for store in stores:
             add(store, [77], [[1, 1, 1]], "2")
         server.kill()
         server.take_back()
         server.start()
-        for store in (one, other):
+        for store in (first, second):
             with pytest.raises(StoreError, match="has lost rows that updates had written"):
                 rows_in(store, [77])
         assert rows_in(indifferent, [77])[0].tolist() == [[1, 1, 1]]
-        one.tables["m.t"].reached()
-        assert rows_in(one, [77])[0].tolist() == [[1, 1, 1]]
+        first.tables["m.t"].reached()
+        assert rows_in(first, [77])[0].tolist() == [[1, 1, 1]]
         with pytest.raises(StoreError, match="has lost rows that updates had written"):
-            add(other, [77], [[1, 1, 1]], "3")
-        add(one, [77], [[1, 1, 1]], "2")
-        assert rows_in(other, [77])[0].tolist() == [[2, 2, 2]]
+            add(second, [77], [[1, 1, 1]], "3")
+        add(first, [77], [[1, 1, 1]], "2")
+        assert rows_in(second, [77])[0].tolist() == [[2, 2, 2]]
     finally:
         for store in stores:
             store.close()

@@ -63,7 +63,7 @@ def found_in(store, keys):
 
 def evicted_rows(store, table=SPEC.name):
     """Rows that a store says it has evicted from a table."""
-    return next(one.value for one in store.tables[table].samples() if one.name == "hotrow_tier_evicted_rows")
+    return next(sample.value for sample in store.tables[table].samples() if sample.name == "hotrow_tier_evicted_rows")
 
 
 def assert_served(server, model):

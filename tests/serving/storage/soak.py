@@ -56,14 +56,14 @@ class Oracle:
 
     def check(self, keys, rows, found, least):
         """Refuse an answer of which a row is older than change ``least``, not begun, another key's, or not whole."""
-        most = self.begun[keys]
-        changes = np.where(found, rows[:, 0].astype(np.int64), most - (most - REMOVAL) % 4)
+        newest = self.begun[keys]
+        changes = np.where(found, rows[:, 0].astype(np.int64), newest - (newest - REMOVAL) % 4)
         expected = np.where(found[:, None], rows_of(keys, changes), 0)
-        right = (rows == expected).all(axis=1) & (found == is_there(changes)) & (least <= changes) & (changes <= most)
+        right = (rows == expected).all(axis=1) & (found == is_there(changes)) & (least <= changes) & (changes <= newest)
         if not right.all():
             at = np.argmin(right)
             raise AssertionError(
-                f"key {keys[at]}: expected one of the changes {least[at]} to {most[at]}, "
+                f"key {keys[at]}: expected one of the changes {least[at]} to {newest[at]}, "
                 f"got {rows[at].tolist() if found[at] else 'no row'}"
             )
 
@@ -115,9 +115,9 @@ def change(server, oracle, number, stop):
         keys = np.unique(some_keys(rng, KEYS // WRITERS)) * WRITERS + number
         changes = oracle.acknowledged[keys] + 1
         oracle.begun[keys] = changes
-        there = is_there(changes)
-        kept, gone = keys[there], keys[~there]
-        server.insert(TABLE, kept, rows_of(kept, changes[there]))
+        stays = is_there(changes)
+        kept, gone = keys[stays], keys[~stays]
+        server.insert(TABLE, kept, rows_of(kept, changes[stays]))
         server.evict(TABLE, gone)
         oracle.acknowledged[keys] = changes
 
@@ -145,11 +145,11 @@ def work(report, *calls):
     with ThreadPoolExecutor(len(calls)) as threads:
         running = [threads.submit(*call, stop) for call in calls]
         say("open")
-        while sys.stdin.readline() == "report\n" and not any(one.done() for one in running):
+        while sys.stdin.readline() == "report\n" and not any(future.done() for future in running):
             say(json.dumps(report()))
         stop.set()
-        for one in running:
-            one.result()
+        for future in running:
+            future.result()
 
 
 def say(line):

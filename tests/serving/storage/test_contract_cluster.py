@@ -18,9 +18,9 @@ pytestmark = pytest.mark.usefixtures("short_pauses")
 
 def wait_for_replica(master, replica):
     """Wait until the replica has every write of its master."""
-    with master.client() as one, replica.client() as other:
+    with master.client() as main, replica.client() as copy:
         wait_until(
-            lambda: one.info("replication")["master_repl_offset"] == other.info("replication")["slave_repl_offset"],
+            lambda: main.info("replication")["master_repl_offset"] == copy.info("replication")["slave_repl_offset"],
             "the replica has every write",
         )
 
@@ -116,20 +116,20 @@ def test_a_replica_that_takes_over_without_the_last_writes_gives_no_old_row(pair
 
 def test_a_replica_that_joined_later_and_takes_over_is_not_trusted(pair, config, tmp_path):
     master, replica = pair.nodes
-    with master.client() as one, replica.client() as other:
-        former = other.cluster("MYID")
-        other.cluster("RESET", "HARD")
-        one.cluster("FORGET", former)
+    with master.client() as main, replica.client() as copy:
+        former = copy.cluster("MYID")
+        copy.cluster("RESET", "HARD")
+        main.cluster("FORGET", former)
         with serve_in_front(config, redis_of(master), tmp_path / "db") as server:
             server.insert([3, 777], 7)
-            other.cluster("MEET", *master.address)
-            name = one.cluster("MYID")
-            wait_until(lambda: name in other.execute_command("CLUSTER", "NODES"), "the nodes have met")
-            other.cluster("REPLICATE", name)
+            copy.cluster("MEET", *master.address)
+            name = main.cluster("MYID")
+            wait_until(lambda: name in copy.execute_command("CLUSTER", "NODES"), "the nodes have met")
+            copy.cluster("REPLICATE", name)
             pair.wait()
             wait_for_replica(master, replica)
             take_over(replica)
-            wait_until(lambda: one.info("replication")["role"] == "slave", "the old master is a replica")
+            wait_until(lambda: main.info("replication")["role"] == "slave", "the old master is a replica")
             server.check()
             server.wait_for_redis()
             assert server.tier.refills > 0

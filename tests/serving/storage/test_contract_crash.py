@@ -98,8 +98,8 @@ def test_a_filling_that_is_cut_short_brings_no_evicted_row_back(redis_server, cl
         writer.do("lookup")
         writer.expect("taken")
         writer.kill()
-    held = [key for number in range(PARTITIONS) for key in client.hkeys(f"hps_et{{hps_et.{TABLE}/p{number}}}v")]
-    partly_filled = [int.from_bytes(key, "little") for key in held]
+    raw_keys = [key for number in range(PARTITIONS) for key in client.hkeys(f"hps_et{{hps_et.{TABLE}/p{number}}}v")]
+    partly_filled = [int.from_bytes(key, "little") for key in raw_keys]
     assert 0 < len(partly_filled) < len(FILE)
     rows = FILE | {5: [9.0] * 3}
     with Server(serve(config, rocksdb_in(database)), rows) as server:

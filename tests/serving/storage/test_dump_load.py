@@ -582,7 +582,7 @@ def test_a_block_that_was_damaged_on_the_disk_is_no_end_of_the_table(write_ps, t
     model = TinyModel(rows=20_000)
     ps = write_ps(model, **ROCKSDB)
     ParameterServer.from_config(read_repository(ps)).close()
-    file = max((ps.parent / "rows").glob("*.sst"), key=lambda one: one.stat().st_size)
+    file = max((ps.parent / "rows").glob("*.sst"), key=lambda file: file.stat().st_size)
     content = bytearray(file.read_bytes())
     content[len(content) // 2] ^= 1
     file.write_bytes(content)

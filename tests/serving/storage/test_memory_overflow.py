@@ -20,7 +20,7 @@ def insert(store, keys, table=TABLE):
     store.tables[table].insert(keys, np.repeat(keys.astype(np.float32)[:, None], 4, axis=1))
 
 
-def held(store, table=TABLE):
+def keys_in(store, table=TABLE):
     rows = {
         key: row for keys, rows in store.tables[table].items() for key, row in zip(keys.tolist(), rows, strict=True)
     }
@@ -42,7 +42,7 @@ def test_a_table_at_its_bound_evicts_down_to_the_target_and_takes_the_new_rows(p
     insert(store, range(1000, 1010))
 
     assert store.tables[TABLE].count() == 70
-    assert set(range(1000, 1010)) <= held(store)
+    assert set(range(1000, 1010)) <= keys_in(store)
     assert store.tables[TABLE].evicted_rows == 40
 
 
@@ -62,7 +62,7 @@ def test_whatever_is_inserted_the_bound_holds_and_the_last_keys_are_there(calls,
 
         assert store.tables[TABLE].count() <= 100
         tail = set(keys[len(keys) // 100 * 100 :])  # a call of more keys than fit is taken in parts
-        assert tail <= held(store)
+        assert tail <= keys_in(store)
     assert store.tables[TABLE].size_bytes == size_bytes == HostTable.memory_bytes(4, 100, overflow_policy=policy)
 
 
@@ -74,7 +74,7 @@ def test_a_table_whose_bound_is_beyond_its_rows_and_headroom_refuses_as_without_
     with pytest.raises(StoreFullError, match="holds 84 of 84 rows"):
         insert(store, [100])
 
-    assert held(store) == set(range(84))
+    assert keys_in(store) == set(range(84))
     assert store.tables[TABLE].size_bytes == HostTable.memory_bytes(4, 84)  # no stamps
 
 
@@ -93,7 +93,7 @@ def test_any_bound_evicts_where_a_policy_is_given_and_refuses_where_none_is(boun
 
     assert evicting.tables[TABLE].evicted_rows
     assert not refusing.tables[TABLE].evicted_rows
-    assert set(range(100_000, 100_010)) <= held(evicting)
+    assert set(range(100_000, 100_010)) <= keys_in(evicting)
 
 
 def test_a_table_that_the_budget_gives_all_of_its_rows_does_not_evict():
@@ -107,7 +107,7 @@ def test_a_table_that_the_budget_gives_all_of_its_rows_does_not_evict():
     with pytest.raises(StoreFullError):
         insert(store, [1000], "m.small")
 
-    assert held(store, "m.small") == set(range(40))
+    assert keys_in(store, "m.small") == set(range(40))
 
 
 def test_stamps_are_part_of_a_budget_of_bytes():

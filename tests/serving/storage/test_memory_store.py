@@ -86,26 +86,26 @@ def test_tables_that_are_announced_together_share_a_budget_of_bytes_in_proportio
     bound=st.sampled_from(["capacity_rows", "capacity_bytes"]),
     capacity=st.integers(1, 300_000),
     wanted=st.lists(st.tuples(st.integers(1, 40), st.integers(0, 3000)), max_size=6),
-    held=st.lists(st.tuples(st.integers(1, 40), st.integers(1, 300)), max_size=2),
+    opened=st.lists(st.tuples(st.integers(1, 40), st.integers(1, 300)), max_size=2),
 )
-def test_shares_keep_within_the_budget_and_leave_no_table_out_that_there_is_room_for(bound, capacity, wanted, held):
+def test_shares_keep_within_the_budget_and_leave_no_table_out_that_there_is_room_for(bound, capacity, wanted, opened):
     def cost(tables):
         return sum(HostTable.memory_bytes(dim, n) if bound == "capacity_bytes" else n for dim, n in tables if n)
 
     quotas = MemoryBudget(**{bound: capacity}).quotas(
         [(TableSpec(f"m.{n}", dim), rows) for n, (dim, rows) in enumerate(wanted)],
-        [(TableSpec(f"h.{n}", dim), rows) for n, (dim, rows) in enumerate(held)],
+        [(TableSpec(f"h.{n}", dim), rows) for n, (dim, rows) in enumerate(opened)],
     )
 
     given_rows = [quota.rows for quota in quotas]
-    dims, left = [dim for dim, _ in wanted], capacity - cost(held)
-    most = [max(rows, 1) for _, rows in wanted]
-    assert all(rows <= limit for rows, limit in zip(given_rows, most, strict=True))
+    dims, left = [dim for dim, _ in wanted], capacity - cost(opened)
+    wanted_rows = [max(rows, 1) for _, rows in wanted]
+    assert all(rows <= limit for rows, limit in zip(given_rows, wanted_rows, strict=True))
     assert cost(zip(dims, given_rows, strict=True)) <= max(left, 0)
     if cost((dim, 1) for dim in dims) <= left:
         assert all(given_rows)
-    if cost(zip(dims, most, strict=True)) <= left:
-        assert given_rows == most
+    if cost(zip(dims, wanted_rows, strict=True)) <= left:
+        assert given_rows == wanted_rows
     elif bound == "capacity_rows":
         assert sum(given_rows) == max(left, 0)
 
@@ -297,9 +297,11 @@ def test_a_narrow_table_gives_rounded_rows_and_takes_less(row_dtype):
 
     assert store.tables[TABLE].fetch(np.arange(1000), out).all()
     assert out.tobytes() == expected.tobytes() != rows.tobytes()
-    held = store.tables[TABLE].capacity_rows
+    capacity = store.tables[TABLE].capacity_rows
     assert (
-        store.tables[TABLE].size_bytes == HostTable.memory_bytes(64, held, row_dtype) < HostTable.memory_bytes(64, held)
+        store.tables[TABLE].size_bytes
+        == HostTable.memory_bytes(64, capacity, row_dtype)
+        < HostTable.memory_bytes(64, capacity)
     )
 
 

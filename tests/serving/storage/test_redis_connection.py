@@ -143,7 +143,9 @@ def test_values_of_one_size_are_not_parsed():
     reader.feed.assert_not_called()
 
 
-@pytest.mark.parametrize("read", [lambda one: one.read_values(3, VALUE_BYTES), lambda one: one.read_response()])
+@pytest.mark.parametrize(
+    "read", [lambda opened: opened.read_values(3, VALUE_BYTES), lambda opened: opened.read_response()]
+)
 def test_a_node_that_hangs_up_is_an_error(read):
     connection, script = connected([])
     script.recv_into = lambda room: 0
@@ -155,9 +157,9 @@ def test_a_node_that_hangs_up_is_an_error(read):
 @pytest.mark.parametrize(
     "operation",
     [
-        lambda one: one.send_packed_command([b"PING"]),
-        lambda one: one.read_response(),
-        lambda one: one.read_values(1, VALUE_BYTES),
+        lambda opened: opened.send_packed_command([b"PING"]),
+        lambda opened: opened.read_response(),
+        lambda opened: opened.read_values(1, VALUE_BYTES),
     ],
 )
 def test_nothing_is_waited_for_after_the_deadline(operation):
@@ -299,7 +301,7 @@ def test_a_refused_connection_leaves_no_frames_for_the_garbage_collector():
             refused()
             gc.set_debug(gc.DEBUG_SAVEALL)
             gc.collect()
-            left = [one.f_code.co_qualname for one in gc.garbage if isinstance(one, FrameType)]
+            left = [frame.f_code.co_qualname for frame in gc.garbage if isinstance(frame, FrameType)]
         finally:
             gc.set_debug(0)
             gc.garbage.clear()

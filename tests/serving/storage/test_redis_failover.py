@@ -30,9 +30,9 @@ class Relay:
     def switch(self, server):
         """Lead to another server, and break the open connections."""
         self._server = server
-        for one in self._sockets:
+        for opened in self._sockets:
             with suppress(OSError):
-                one.shutdown(socket.SHUT_RDWR)
+                opened.shutdown(socket.SHUT_RDWR)
 
     def close(self):
         self._listener.shutdown(socket.SHUT_RDWR)
@@ -116,12 +116,12 @@ def fail_over(nodes, relay):
     old, new = nodes
 
     def fail_over():
-        with old.client() as one, new.client() as other:
+        with old.client() as main, new.client() as copy:
             wait_until(
-                lambda: one.info("replication")["master_repl_offset"] == other.info("replication")["slave_repl_offset"],
+                lambda: main.info("replication")["master_repl_offset"] == copy.info("replication")["slave_repl_offset"],
                 "the replica has every write",
             )
-            other.replicaof("NO", "ONE")
+            copy.replicaof("NO", "ONE")
         relay.switch(new)
         return lambda: relay.switch(old)
 

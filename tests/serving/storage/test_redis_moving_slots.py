@@ -112,14 +112,14 @@ def test_what_is_refused_while_a_slot_moves_waits_until_it_has_moved(two_masters
     if verb != "load":
         redis.table(SPEC).load(batches(), Marker("digest"), keep=False)
         redis.tables[TABLE].evict(np.array(KEYS))
-    one = Partition(TABLE, 0)
+    partition = Partition(TABLE, 0)
     if verb == "fill":
         redis.table(SPEC).serve_as_cache(TRUTH)
         for node in two_masters.nodes:
             with node.client() as client:
                 client.flushall()
 
-    with moving_for(two_masters, key_slot(one.values), seconds=1):
+    with moving_for(two_masters, key_slot(partition.values), seconds=1):
         change(redis, verb)
 
     assert rows_of(redis) == FILE

@@ -86,12 +86,13 @@ def test_a_process_with_the_old_number_changes_nothing(redis_server, number, ver
 
 @pytest.mark.parametrize(("first", "last"), [(16, 32), (32, 16)])
 def test_a_process_that_waits_for_a_load_with_another_number_is_refused(redis_server, first, last):
-    one, other = open_store(redis_server, num_partitions=first), open_store(redis_server, num_partitions=last)
+    first_store = open_store(redis_server, num_partitions=first)
+    last_store = open_store(redis_server, num_partitions=last)
     errors = []
 
     def load_the_other():
         try:
-            other.table(SPEC).load(iter([(KEYS, ROWS)]), Marker("digest"), keep=True)
+            last_store.table(SPEC).load(iter([(KEYS, ROWS)]), Marker("digest"), keep=True)
         except StoreError as err:
             errors.append(str(err))
 
@@ -101,13 +102,13 @@ def test_a_process_that_waits_for_a_load_with_another_number_is_refused(redis_se
         thread.start()
         yield KEYS, ROWS
 
-    one.table(SPEC).load(batches(), Marker("digest"), keep=True)
+    first_store.table(SPEC).load(batches(), Marker("digest"), keep=True)
     thread.join()
 
     assert len(errors) == 1
     assert "num_partitions differs" in errors[0]
-    fetch(one)
-    assert one.tables[SPEC.name].count() == KEYS.size
+    fetch(first_store)
+    assert first_store.tables[SPEC.name].count() == KEYS.size
 
 
 def test_a_cluster_is_watched_too(redis_cluster):

@@ -45,11 +45,11 @@ def test_a_connection_given_back_twice_is_not_lent_to_two_threads(pool):
 
 def test_no_connection_is_lost_by_giving_it_back_twice(pool):
     for _ in range(5):
-        one, other = pool.get_connection(), pool.get_connection()
-        for connection in (one, one, other, other):
+        first, second = pool.get_connection(), pool.get_connection()
+        for connection in (first, first, second, second):
             pool.release(connection)
 
-    assert {pool.get_connection(), pool.get_connection()} == {one, other}
+    assert {pool.get_connection(), pool.get_connection()} == {first, second}
 
 
 def test_closing_the_idle_connections_leaves_the_lent_ones_alone(pool, client):
@@ -79,7 +79,7 @@ def test_nobody_borrows_a_connection_while_it_is_closed(pool, monkeypatch):
     monkeypatch.setattr(idle, "disconnect", disconnect)
     pool.disconnect_free_connections()
 
-    (one,) = lent
-    assert isinstance(one, BusyError)
+    (error,) = lent
+    assert isinstance(error, BusyError)
     monkeypatch.undo()
     assert pool.get_connection() is idle

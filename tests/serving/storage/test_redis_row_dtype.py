@@ -52,8 +52,8 @@ def test_rows_come_back_as_the_form_rounds_them(redis_server, client, row_dtype)
     assert (rows == [rounded(row_dtype)[3], np.zeros(6), rounded(row_dtype)[4]]).all()
     for keys, some in store.tables["model.table"].items(100):
         assert (some == rounded(row_dtype)[keys]).all()
-    held = [client.hget(one.values, struct.pack("<q", 7)) for one in Partitions("model.table", 16)]
-    assert [value for value in held if value] == [encode_rows(ROWS, row_dtype)[7].tobytes()]
+    values = [client.hget(partition.values, struct.pack("<q", 7)) for partition in Partitions("model.table", 16)]
+    assert [value for value in values if value] == [encode_rows(ROWS, row_dtype)[7].tobytes()]
 
 
 def test_without_a_form_of_its_own_redis_keeps_float32(redis_server):
@@ -72,8 +72,8 @@ def test_the_marker_says_in_which_form_rows_are_kept(redis_server, changed):
         store.tables["model.table"].write_flags(changed=True)
 
     for reader in (None, "int8", "fp16"):
-        held = open_store(redis_server, row_dtype=reader).table(spec(reader or "fp32")).marker()
-        assert held == Marker("digest", 500, "int8", changed)
+        marker = open_store(redis_server, row_dtype=reader).table(spec(reader or "fp32")).marker()
+        assert marker == Marker("digest", 500, "int8", changed)
 
 
 @pytest.mark.parametrize("alone", [True, False])

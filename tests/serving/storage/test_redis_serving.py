@@ -125,7 +125,7 @@ def test_the_metrics_show_the_partitions_of_each_node_and_what_was_evicted(redis
         counters = server.counters()["dcn.table0"]
         readings = list(table_samples("dcn.table0", counters, server.stores))
 
-    shown = {(one.name, dict(one.labels).get("node")): one for one in readings}
+    shown = {(reading.name, dict(reading.labels).get("node")): reading for reading in readings}
     partitions = shown["hotrow_redis_partitions", f"127.0.0.1:{redis_server.port}"]
     assert (partitions.value, partitions.is_gauge) == (5, True)
     evicted = shown["hotrow_tier_evicted_rows", None]

@@ -136,7 +136,7 @@ def test_without_damage_every_row_is_read(path):
 @pytest.mark.parametrize("how", ["missing", "truncated", "flipped"])
 @pytest.mark.parametrize("pattern", ["*.sst", "MANIFEST-*", "CURRENT"])
 def test_a_damaged_file_is_an_error_that_names_it(path, pattern, how, read_only):
-    file = max(path.glob(pattern), key=lambda one: one.stat().st_size)
+    file = max(path.glob(pattern), key=lambda file: file.stat().st_size)
     damage(file, how)
 
     with pytest.raises(StoreError) as caught:
@@ -170,7 +170,7 @@ def test_a_file_that_is_too_large_to_read_is_an_error_at_once(path, name, read_o
 
 @pytest.mark.parametrize("read", [read_first, lambda store: list(store.tables[TABLE].items())])
 def test_an_error_that_somebody_keeps_does_not_keep_the_database_locked(path, read):
-    damage(max(path.glob("*.sst"), key=lambda one: one.stat().st_size), "flipped")
+    damage(max(path.glob("*.sst"), key=lambda file: file.stat().st_size), "flipped")
     store = RocksDbStore(path, num_threads=1, warm_up=False)
     store.table(SPEC).open(0)
     with pytest.raises(StoreError, match="checksum") as kept:
@@ -209,13 +209,13 @@ def test_entries_longer_than_a_block_are_whole_with_their_last_piece():
     def record(kind, length):
         return b"crc!" + length.to_bytes(2, "little") + bytes([kind]) + b"x" * length
 
-    first, last, one = record(2, 32768 - 7), record(4, 100), record(1, 5)
+    first, last, short = record(2, 32768 - 7), record(4, 100), record(1, 5)
 
-    assert whole_entries_bytes(first + last + one) == len(first + last + one)
+    assert whole_entries_bytes(first + last + short) == len(first + last + short)
     assert whole_entries_bytes(first + last[:50]) == 0
     assert whole_entries_bytes(first) == 0
-    assert whole_entries_bytes(record(1, 32768 - 7 - 3) + b"\0\0\0" + one) == 32768 + len(one)
-    assert whole_entries_bytes(one + bytes(1000)) == len(one) + 1000
+    assert whole_entries_bytes(record(1, 32768 - 7 - 3) + b"\0\0\0" + short) == 32768 + len(short)
+    assert whole_entries_bytes(short + bytes(1000)) == len(short) + 1000
 
 
 def test_after_damage_a_checkpoint_brings_the_rows_back(path, tmp_path):

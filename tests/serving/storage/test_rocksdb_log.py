@@ -26,7 +26,7 @@ def path(tmp_path):
 
 @pytest.fixture
 def log(path):
-    return max(path.glob("*.log"), key=lambda one: one.stat().st_size)
+    return max(path.glob("*.log"), key=lambda log: log.stat().st_size)
 
 
 def found_rows(path, read_only):

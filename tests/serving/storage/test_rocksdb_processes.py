@@ -101,12 +101,12 @@ def opened():
         store.close()
 
 
-def held(store, keys):
+def values_of(store, keys):
     """The rows that the store has of ``keys``, each by its one value, None where it has none."""
     out = np.full((len(keys), 4), np.nan, dtype=np.float32)
     found = store.tables[TABLE].fetch(np.array(keys, dtype=np.int64), out)
     assert (out == out[:, :1]).all()
-    return [value if there else None for value, there in zip(out[:, 0].tolist(), found.tolist(), strict=True)]
+    return [value if is_found else None for value, is_found in zip(out[:, 0].tolist(), found.tolist(), strict=True)]
 
 
 def test_a_follower_sees_after_catching_up_what_another_process_has_written(writer, path, opened):
@@ -115,12 +115,12 @@ def test_a_follower_sees_after_catching_up_what_another_process_has_written(writ
     fixed = opened(path)
 
     writer.say("insert 5 12 2")
-    before = held(follower, [4, 5, 11, 12])
+    before = values_of(follower, [4, 5, 11, 12])
     follower.catch_up()
 
     assert before == [1, 1, None, None]
-    assert held(follower, [4, 5, 11, 12]) == [1, 2, 2, None]
-    assert held(fixed, [4, 5, 11, 12]) == [1, 1, None, None]
+    assert values_of(follower, [4, 5, 11, 12]) == [1, 2, 2, None]
+    assert values_of(fixed, [4, 5, 11, 12]) == [1, 1, None, None]
 
 
 def test_a_follower_keeps_the_old_rows_until_a_load_is_whole(writer, path, opened):
@@ -129,13 +129,13 @@ def test_a_follower_keeps_the_old_rows_until_a_load_is_whole(writer, path, opene
 
     answers = [writer.say("load 500 1500 2"), writer.say()]
     follower.catch_up()
-    between = held(follower, [0, 500, 1000]), follower.tables[TABLE].marker()
+    between = values_of(follower, [0, 500, 1000]), follower.tables[TABLE].marker()
     answers.append(writer.say())
     follower.catch_up()
 
     assert answers == ["half", "half", "done"]
     assert between == ([1, 1, None], Marker("files", 1000, changed=True))
-    assert held(follower, [0, 500, 1000]) == [None, 2, 2]
+    assert values_of(follower, [0, 500, 1000]) == [None, 2, 2]
     assert follower.tables[TABLE].marker() == Marker("files", 1000, changed=True)
 
 
@@ -148,15 +148,15 @@ def test_a_follower_keeps_the_rows_of_its_network_when_the_writer_loads_other_fi
     writer.say("insert 0 10 3")
     follower.catch_up()
 
-    assert held(follower, [0, 999, 1000]) == [1, 1, None]
+    assert values_of(follower, [0, 999, 1000]) == [1, 1, None]
     (told,) = [record.message for record in caplog.records]
     assert re.search("model.table.*from other files, 2; this process uses files: restart it", told)
     follower.table(TableSpec(TABLE, 4)).open(0)  # as a server does that loads its model again
     follower.catch_up()
-    assert held(follower, [0, 999]) == [3, 2]
+    assert values_of(follower, [0, 999]) == [3, 2]
     assert [writer.say("load 0 1000 1"), writer.say(), writer.say()] == ["half", "half", "done"]
     follower.catch_up()
-    assert held(follower, [0, 999]) == [3, 2]
+    assert values_of(follower, [0, 999]) == [3, 2]
 
 
 @pytest.mark.parametrize("is_made_anew", [True, False])
@@ -174,7 +174,7 @@ def test_of_a_load_that_was_killed_between_the_old_rows_and_the_new_a_follower_k
 
     follower.catch_up()
 
-    assert held(follower, [0, 999, 1000]) == [1, 1, None]
+    assert values_of(follower, [0, 999, 1000]) == [1, 1, None]
     assert follower.tables[TABLE].marker() is None
 
 
@@ -184,15 +184,15 @@ def test_a_table_that_the_writer_dropped_holds_no_keys_until_it_is_loaded_again(
 
     writer.say("drop 0 0 0")
     follower.catch_up()
-    dropped = held(follower, [1])
+    dropped = values_of(follower, [1])
     assert writer.say("load 0 1000 2") == "half"
     follower.catch_up()
-    between = held(follower, [1])
+    between = values_of(follower, [1])
     assert [writer.say(), writer.say()] == ["half", "done"]
     follower.catch_up()
 
     assert dropped == between == [None]
-    assert held(follower, [1, 1000]) == [2, None]
+    assert values_of(follower, [1, 1000]) == [2, None]
     (told,) = [record.message for record in caplog.records]
     assert re.search("model.table.*the writer has dropped it; its keys are unknown until it is back", told)
 
@@ -206,7 +206,7 @@ def test_of_a_dropped_table_the_follower_does_not_take_the_rows_of_another_netwo
     assert [writer.say("retrain 0 1000 2"), writer.say(), writer.say()] == ["half", "half", "done"]
     follower.catch_up()
 
-    assert held(follower, [1]) == [None]
+    assert values_of(follower, [1]) == [None]
     assert "from other files, 2; this process uses files: restart it" in caplog.records[-1].message
 
 
@@ -228,7 +228,7 @@ def test_a_follower_catches_up_by_itself_and_reads_go_on_meanwhile(writer, path,
 
     for value in range(2, 12):
         writer.say(f"insert 0 1000 {value}")
-        while (rows := held(follower, [0, 999])) != [value, value]:
+        while (rows := values_of(follower, [0, 999])) != [value, value]:
             assert set(rows) <= {value - 1, value}
             assert time.monotonic() < deadline
 
@@ -248,7 +248,7 @@ def test_a_running_read_outlives_the_reopening_of_its_table(writer, path, opened
     seen += [rows[0, 0] for _, rows in walk]
 
     assert seen == [1.0] * 30
-    assert held(follower, [7]) == [2]
+    assert values_of(follower, [7]) == [2]
 
 
 def test_a_follower_whose_database_is_gone_says_so_and_goes_on_with_what_it_saw(writer, path, opened):
@@ -262,7 +262,7 @@ def test_a_follower_whose_database_is_gone_says_so_and_goes_on_with_what_it_saw(
     with pytest.raises(StoreError, match=str(path)):
         follower.catch_up()
 
-    assert held(follower, [1, 1000]) == [1, None]
+    assert values_of(follower, [1, 1000]) == [1, None]
 
 
 def test_a_follower_whose_disk_does_not_answer_says_so_and_follows_again_when_it_does(
@@ -280,10 +280,10 @@ def test_a_follower_whose_disk_does_not_answer_says_so_and_follows_again_when_it
             patch.setattr(Path, method, refuse)
             with pytest.raises(StoreError, match=f"{path}.*: Stale file handle"):
                 follower.catch_up()
-        assert held(follower, [1]) == [1]
+        assert values_of(follower, [1]) == [1]
     follower.catch_up()
 
-    assert held(follower, [1]) == [2]
+    assert values_of(follower, [1]) == [2]
 
 
 @pytest.mark.parametrize("options", [{"catch_up_interval_ms": 5}, {"read_only": True, "catch_up_interval_ms": 0}])
@@ -311,7 +311,7 @@ def test_a_checkpoint_is_the_database_as_it_was_then(writer, path, opened, tmp_p
 
     writer.say("insert 0 1010 3")
     copy = opened(tmp_path / "copy")
-    assert held(copy, [0, 999, 1009, 1010]) == [1, 1, 2, None]
+    assert values_of(copy, [0, 999, 1009, 1010]) == [1, 1, 2, None]
     assert copy.tables[TABLE].marker().digest == "files"
 
 
@@ -348,7 +348,7 @@ def test_a_copied_checkpoint_replaces_a_lost_database(writer, path, tmp_path):
     restored.close()
     store = RocksDbStore(path, num_threads=1)
     store.table(TableSpec(TABLE, 4)).open(0)
-    assert held(store, [0, 9, 10]) == [1, 1, 2]
+    assert values_of(store, [0, 9, 10]) == [1, 1, 2]
     store.close()
 
 
@@ -393,7 +393,7 @@ def test_a_table_of_another_shape_stops_no_other_table_of_a_follower_and_can_be_
         out = np.empty((1, 4), np.float32)
         assert follower.tables[other.name].fetch(np.array([1]), out).all()
         assert (out == 2).all()
-        assert held(follower, [1]) == [1]
+        assert values_of(follower, [1]) == [1]
         if new.row_dtype == "fp32":
             follower.tables[TABLE].close()
             follower.table(new).open(0)

@@ -256,7 +256,7 @@ def test_keys_and_values_have_the_layout_of_hps(path, key_bytes, code):
     content = dict(raw.get_column_family(TAG).items())
 
     raw.close()
-    assert content == {struct.pack(code, one): struct.pack("<4f", *rows_of([one])[0]) for one in (key, 3)}
+    assert content == {struct.pack(code, number): struct.pack("<4f", *rows_of([number])[0]) for number in (key, 3)}
 
 
 def test_a_database_that_hps_wrote_can_be_read(path):
@@ -389,7 +389,7 @@ def test_a_read_only_store_that_is_not_there_is_an_error_that_names_it(path):
 def test_damaged_files_are_an_error_that_names_the_file(path, damage):
     with open_closing(path) as store:
         load(store, range(2000))
-    file = max(path.glob("*.sst"), key=lambda one: one.stat().st_size)
+    file = max(path.glob("*.sst"), key=lambda file: file.stat().st_size)
     content = file.read_bytes()
     if damage == "missing":
         file.unlink()
@@ -444,7 +444,7 @@ def test_reads_and_walks_go_on_during_inserts_and_the_load_of_another_table(path
             if walked.size != np.unique(walked).size or not np.isin(np.arange(3000), walked).all():
                 faults.append("a key is met twice, or never")
 
-    readers = [threading.Thread(target=one) for one in (read, walk)]
+    readers = [threading.Thread(target=work) for work in (read, walk)]
     for reader in readers:
         reader.start()
     for value in range(1, 20):
@@ -857,7 +857,7 @@ def test_changes_of_several_tables_are_made_whatever_the_size_of_a_batch(tmp_pat
     rng = np.random.default_rng(batch_rows)
     with closing(RocksDbStore(tmp_path / "db", num_threads=1, max_batch_size=batch_rows)) as store:
         tables = [store.table(TableSpec(f"m.t{number}", 2)) for number in range(3)]
-        held = [{} for _ in tables]
+        rows_by_table = [{} for _ in tables]
         for table in tables:
             table.open(0)
         for _ in range(5):
@@ -867,11 +867,11 @@ def test_changes_of_several_tables_are_made_whatever_the_size_of_a_batch(tmp_pat
                 rows = rng.random((keys.size, 2), dtype=np.float32) if rng.random() < 0.7 else None
                 changes.append(Change(tables[number], keys, rows))
                 for place, key in enumerate(keys.tolist()):
-                    held[number].pop(key, None)
+                    rows_by_table[number].pop(key, None)
                     if rows is not None:
-                        held[number][key] = rows[place].tolist()
+                        rows_by_table[number][key] = rows[place].tolist()
             store.write(changes)
-            for table, expected in zip(tables, held, strict=True):
+            for table, expected in zip(tables, rows_by_table, strict=True):
                 found = {
                     key: row.tolist()
                     for keys, rows in table.items()

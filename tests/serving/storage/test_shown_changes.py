@@ -68,15 +68,15 @@ def test_a_key_that_is_removed_and_comes_back_never_has_the_row_of_the_view(faul
 
 
 def test_changes_that_are_forgotten_do_not_uncover_older_changes(faults_of):
-    held = [two_generations()]
+    tables = [two_generations()]
 
     def change():
-        held.append(two_generations())
+        tables.append(two_generations())
         time.sleep(0.0005)  # readers have begun
-        held[-1].forget(KEYS)
+        tables[-1].forget(KEYS)
 
     def check():
-        values, _, is_left = read(held[-1])
+        values, _, is_left = read(tables[-1])
         return not (values[~is_left] == 1).any()
 
     assert not faults_of(check, change)

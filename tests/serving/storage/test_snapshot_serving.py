@@ -278,11 +278,11 @@ def test_the_command_writes_a_table_and_says_what_it_holds(table, tmp_path, caps
 
 
 def test_the_command_takes_a_single_file_a_snapshot_and_a_models_table(table, repository, tmp_path, capsys):
-    one = tmp_path / "one"
-    one.write_bytes(np.array([(5, [1, 2])], dtype=[("key", "<u4"), ("vector", "<f4", (2,))]).tobytes())
+    hps_file = tmp_path / "one"
+    hps_file.write_bytes(np.array([(5, [1, 2])], dtype=[("key", "<u4"), ("vector", "<f4", (2,))]).tobytes())
     out = tmp_path / "t.snapshot"
 
-    assert main(["snapshot", str(one), str(out), "--dim", "2", "--key-type", "I32"]) == 0
+    assert main(["snapshot", str(hps_file), str(out), "--dim", "2", "--key-type", "I32"]) == 0
     assert main(["snapshot", str(out), str(tmp_path / "again.snapshot"), "--row-dtype", "fp16"]) == 0
     for name in ("item", "a.item"):
         assert main(["snapshot", str(repository()), str(tmp_path / name), "--table", name]) == 0

@@ -450,8 +450,8 @@ def test_readers_next_to_a_writer_see_each_key_as_it_was_or_is(table, folder, mo
 def run_at_once(script, count, *arguments):
     """Run ``script`` in processes that start together; their outputs."""
     running = [Warm("-c", textwrap.dedent(script), *arguments) for _ in range(count)]
-    outputs = [one.communicate(timeout=120)[0] for one in running]
-    assert [one.returncode for one in running] == [0] * count
+    outputs = [process.communicate(timeout=120)[0] for process in running]
+    assert [process.returncode for process in running] == [0] * count
     return outputs
 
 

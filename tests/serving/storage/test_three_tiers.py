@@ -148,8 +148,8 @@ def test_while_a_redis_with_nothing_behind_it_is_down_only_what_ram_holds_is_ans
     with ParameterServer.from_config(write(own_server.port, alone=True)) as server:
         own_server.kill()
         keys = keys_of(model)
-        held = np.zeros((keys.size, 4), dtype=np.float32)
-        in_ram = keys[server.stores[0].tables["dcn.table0"].fetch(keys, held)]
+        rows = np.zeros((keys.size, 4), dtype=np.float32)
+        in_ram = keys[server.stores[0].tables["dcn.table0"].fetch(keys, rows)]
 
         answer, found = server.lookup("dcn.table0", in_ram)
         assert found.all()
