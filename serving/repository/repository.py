@@ -242,6 +242,9 @@ class ModelRepository(ServedVersions):
 
         A version that fails does not affect other versions. Its first failure is logged. It is tried again when its
         files change, and from time to time if they do not. A process that did not follow a change is asked again.
+
+        Raises:
+            ConfigError: the folder cannot be listed, or all models have left it.
         """
         with self._lock, next_to_requests():
             self._poll()
@@ -260,7 +263,10 @@ class ModelRepository(ServedVersions):
                 self._source.tried(name, failed=True)
             else:
                 self._source.tried(name, failed=not is_served)
-        for name in (self._models.keys() | self._waiting.keys()).difference(self._source.names):
+        removed = (self._models.keys() | self._waiting.keys()).difference(self._source.names)
+        if removed and not self._source.names:  # such as a file system that is not mounted any more
+            raise ConfigError(str(self._source.path), "", "no model is in it any more; the models go on serving")
+        for name in removed:
             self._unload(name)
         self._states.keep_models(self._source.names)
 

@@ -940,6 +940,18 @@ class TestPolling:
         assert versions_that_answer(repository) == (1,)
         assert states(repository) == [("tiny", "1", "READY")]
 
+    def test_the_models_keep_serving_while_the_folder_is_empty_as_without_its_file_system(self, folder, opened):
+        repository = opened(folder, control="poll", poll_s=3600)
+        (folder / "tiny").rename(folder.parent / "tiny")
+
+        with pytest.raises(ConfigError, match=r"models: no model is in it any more; the models go on serving"):
+            repository.poll()
+        assert versions_that_answer(repository) == (1,)
+
+        (folder.parent / "tiny").rename(folder / "tiny")
+        repository.poll()
+        assert states(repository) == [("tiny", "1", "READY")]
+
     def test_a_version_keeps_serving_if_the_version_that_replaces_it_is_broken(self, folder, opened):
         repository = opened(folder, control="poll", poll_s=3600)
         shutil.rmtree(folder / "tiny" / "1")
