@@ -193,11 +193,11 @@ class PositionLostError(StreamError):
     def __init__(
         self, log: str, partition: str, wanted: str, earliest: str, latest: str, *, is_another: bool = False
     ) -> None:
-        """Name the log and the partition, the position, and the log's first and last positions as texts.
+        """Name the log and the partition, the position, and the log's first and last positions; empty: it has none.
 
         ``is_another``: the record before the position is another record than the one that was read there.
         """
-        has = f"the log has {earliest} to {latest}"
+        has = f"the log has {earliest} to {latest}" if earliest or latest else "the log is empty"
         reason = f"the records after position {wanted} are gone; {has}"
         if is_another:
             reason = f"the log was recreated: another record is before position {wanted}; {has}"

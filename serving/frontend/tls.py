@@ -10,6 +10,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+from serving.background import PeriodicWorker
 from serving.errors import ConfigError
 from serving.frontend.watched_files import WatchedFiles
 
@@ -19,6 +20,8 @@ _CERTIFICATE, _KEY, _AUTHORITIES = "--ssl-certfile", "--ssl-keyfile", "--ssl-ca-
 _PEM = re.compile("-----BEGIN CERTIFICATE-----.*?-----END CERTIFICATE-----", re.DOTALL)
 #: The log warns of certificates that expire within this time.
 _SOON = timedelta(days=14)
+#: The log says it again every day.
+_DAY_S = 86_400.0
 #: DER's tags of a certificate's version and of a time with a year of two digits.
 _VERSION, _UTC_TIME = 0xA0, 0x17
 
@@ -43,10 +46,12 @@ class Tls:
         self._files = {option: file for option, file in given.items() if file is not None}
         self.wants_certificates = authorities is not None
         self._watched = WatchedFiles(self._files, self._use)
+        self._daily = PeriodicWorker("certificates", self._warn_of_expiry, _DAY_S)
 
     def close(self) -> None:
         """Stop watching the files."""
         self._watched.close()
+        self._daily.close()
 
     def _use(self, contents: Sequence[bytes]) -> None:
         read = dict(zip(self._files, contents, strict=True))
@@ -71,10 +76,15 @@ class Tls:
                 reason = f"expected certificates in PEM form{because(err)}"
                 raise ConfigError(self._named(_AUTHORITIES), "", reason) from err
         self.context, self.contents = context, [certificate, key, *authorities]
-        for option, content in ((_CERTIFICATE, certificate), *((_AUTHORITIES, authority) for authority in authorities)):
-            self._warn_of_expiry(self._named(option), content)
+        self._warn_of_expiry()
 
-    def _warn_of_expiry(self, source: str, content: bytes) -> None:
+    def _warn_of_expiry(self) -> None:
+        certificate, _, *authorities = self.contents
+        self._warn_of(self._named(_CERTIFICATE), certificate)
+        for authority in authorities:
+            self._warn_of(self._named(_AUTHORITIES), authority)
+
+    def _warn_of(self, source: str, content: bytes) -> None:
         """Log a certificate that is not valid now or soon; of several, the first to expire."""
         validities = [found for pem in _PEM.findall(content.decode("latin-1")) if (found := _validity(pem))]
         if not validities:

@@ -151,7 +151,7 @@ class FolderSource(UpdateSource):
 
     @staticmethod
     def _ends(numbers: set[int]) -> tuple[str, str]:
-        return (file_name(min(numbers)), file_name(max(numbers))) if numbers else ("no file", "no file")
+        return (file_name(min(numbers)), file_name(max(numbers))) if numbers else ("", "")
 
     def _numbers(self) -> set[int]:
         try:

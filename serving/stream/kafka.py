@@ -16,6 +16,7 @@ from serving.stream.source import MOST_POLL_BYTES, Record, UpdateSink, UpdateSou
 _ABSENT_S = 1.0
 _WAIT_S = 0.1  # how long ``close`` waits for a poll at most, unless the brokers are being asked
 _ASK_S = 3.0
+_SILENT_S = 5.0  # a broker that hangs is no error of librdkafka's, so one that says nothing for so long is asked
 _TOPIC_S = 15.0  # how long the brokers may take to make a topic
 _MOST_AT_ONCE = 64
 _SECRET_WORDS = ("password", "secret", "key.pem", "oauthbearer.config", "client.id.token")
@@ -136,10 +137,11 @@ class KafkaSource(UpdateSource):
         self._lock = threading.Lock()  # held by whoever uses the client, so ``close`` frees no client in use
         self._positions: dict[str, int] = {}
         self._assigned: set[str] = set()
-        self._ends: dict[str, tuple[int, int]] = {}  # the first and the next offset when a partition was assigned
+        self._ends: dict[str, tuple[int, int]] = {}  # the first and the next offset, by partition, when asked last
         self._last: dict[str, int] = {}  # checksums of the records before the positions, until compared
         self._made_again: set[str] = set()
         self._refresh_at_s = 0.0
+        self._heard_s = 0.0  # when the brokers answered last
         self._outage: str | None = None
         self._fault: str | None = None
         self._client = self._brokers.open("Consumer", _CONSUMER, _CONSUMER_OWN, error_cb=self._note_error)
@@ -224,7 +226,22 @@ class KafkaSource(UpdateSource):
             self._outage = None
         elif self._outage is not None:
             self._found_partitions()  # raises while the brokers are away
+        if records:
+            self._heard_s = monotonic()
+        elif monotonic() >= self._heard_s + _SILENT_S:
+            self._ends = {name: self._ask_ends(name) for name in self._assigned}
+            self._heard_s = monotonic()
         return records
+
+    def _ask_ends(self, name: str) -> tuple[int, int]:
+        """Ask for the first and the next offset of a partition.
+
+        Raises:
+            SourceUnreachableError: its broker does not answer in time.
+        """
+        with self._translated():
+            low, high = self._client.get_watermark_offsets(_partition(name), timeout=self._brokers.ask_s)
+        return low, high
 
     def _take(self, wait_s: float) -> list[Record]:
         records: list[Record] = []
@@ -265,10 +282,9 @@ class KafkaSource(UpdateSource):
         """Assign the partitions that are not assigned yet. The position of each is checked first."""
         found = self._found_partitions()
         for name in self._positions.keys() - found:
-            raise PositionLostError(self._brokers.name, name, str(self._positions[name]), "nothing", "nothing")
+            raise PositionLostError(self._brokers.name, name, str(self._positions[name]), "", "")
         for name in sorted(found - self._assigned):
-            with self._translated():
-                low, high = self._client.get_watermark_offsets(_partition(name), timeout=self._brokers.ask_s)
+            low, high = self._ends[name] = self._ask_ends(name)
             position = self._positions.get(name, low)
             is_another = name in self._made_again
             if is_another or not low <= position <= high:
@@ -279,7 +295,6 @@ class KafkaSource(UpdateSource):
             with self._translated():
                 self._client.incremental_assign([_partition(name, position - (name in self._last))])
             self._assigned.add(name)
-            self._ends[name] = low, high
 
     def _found_partitions(self) -> set[str]:
         with self._translated():

@@ -188,7 +188,7 @@ class RedisStreamSource(UpdateSource):
         if not is_another and (stream.position in (None, _BEFORE_ALL) or here or stream.position == stream.last):
             stream.check = None
             return
-        first, last = (stream.first, stream.last) if stream.length else ("nothing", "nothing")
+        first, last = (stream.first, stream.last) if stream.length else ("", "")
         where = self._address.name, key, str(stream.position)
         raise PositionLostError(*where, first, last, is_another=is_another)
 

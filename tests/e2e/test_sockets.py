@@ -20,12 +20,14 @@ import tritonclient.grpc
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from serving.cli.main import main
+from serving.frontend import tls
 from serving.frontend.http.early import EarlyAnswers
 from serving.frontend.http.listening import listen
 from serving.frontend.http.request_parser import MAX_HEAD_BYTES
 from serving.frontend.tls import Tls
 from tests.e2e.kserve_requests import inputs_of, request_of
 from tests.e2e.test_process import DEADLINE_S, break_weights, is_right, samples_of
+from tests.tools.redis_servers import wait_until
 
 
 @pytest.fixture(scope="session")
@@ -344,13 +346,15 @@ class TestTls:
 
         assert (live.status_code, ready.status_code) == (200, 503)
 
-    def test_an_expired_certificate_is_logged(self, certificates, caplog):
+    def test_an_expired_certificate_is_logged_at_the_start_and_every_day(self, certificates, caplog, monkeypatch):
         file, key = certificates / "old-server.pem", certificates / "server-key.pem"
+        monkeypatch.setattr(tls, "_DAY_S", 0.02)
 
-        Tls(file, key, None).close()
+        with closing(Tls(file, key, None)):
+            wait_until(lambda: len(caplog.records) > 2, "the certificate is logged again")
 
         expected = "a certificate expired on 2020-01-02 00:00 UTC, so TLS connections that need it fail"
-        assert [record.getMessage() for record in caplog.records] == [f"--ssl-certfile {file}: {expected}"]
+        assert {record.getMessage() for record in caplog.records} == {f"--ssl-certfile {file}: {expected}"}
 
     @pytest.mark.parametrize(
         ("options", "expected"),

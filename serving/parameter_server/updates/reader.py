@@ -20,6 +20,7 @@ from serving.errors import (
     RequestError,
     RowTypeError,
     StoreError,
+    StoreFullError,
     UnknownModelError,
     did_you_mean,
     printable,
@@ -47,6 +48,12 @@ MANY_SHOWN_BYTES = 64 << 20
 # How many changes of a table are shown at most, and how long the process that writes may take to apply them.
 MOST_SHOWN_BYTES, WRITER_S = 256 << 20, 5.0
 _LOG_INTERVAL_S = 10.0
+_MAKE_ROOM = "raise update_source.update_headroom_ratio or the bound of the tier, and start again"
+#: What ends a fault that does not end by itself.
+_ADVICE: Mapping[type[Exception], str] = {
+    PositionLostError: "serve a version whose manifest states a position that the log has",
+    StoreFullError: _MAKE_ROOM,
+}
 _NO_KEYS: Keys = np.empty(0, dtype=np.int64)
 
 
@@ -320,9 +327,8 @@ class ModelUpdates:
             if used_ratio is not None and used_ratio >= NEARLY_FULL_RATIO and name not in self._nearly_full:
                 self._nearly_full.add(name)
                 logger.warning(
-                    "table %r: the room for updates in tier %s is %.0f %% full; when it is full, updates stop: raise "
-                    "update_source.update_headroom_ratio or the bound of the tier, and start again",
-                    *(table.name, table.truth.tier.name, 100 * used_ratio),
+                    "table %r: the room for updates in tier %s is %.0f %% full; when it is full, updates stop: %s",
+                    *(table.name, table.truth.tier.name, 100 * used_ratio, _MAKE_ROOM),
                 )
 
     def _sync(self) -> None:
@@ -403,12 +409,13 @@ class ModelUpdates:
             return
         is_expected = isinstance(err, HotrowError)
         text = str(err) if is_expected else f"{type(err).__name__}: {err}"
+        if advice := _ADVICE.get(type(err)):
+            text += f"; {advice}"
         if type(err) not in self._logged_faults:  # a log that is back may have lost its records
             self._logged_faults.add(type(err))
-            advice = "; serve a version whose manifest states a position that the log has"
             logger.error(
-                "model %r gets no updates: %s%s; the rows that are there go on answering",
-                *(self._config.name, text, advice if isinstance(err, PositionLostError) else ""),
+                "model %r gets no updates: %s; the rows that are there go on answering",
+                *(self._config.name, text),
                 exc_info=None if is_expected else err,
             )
         self.counters.fault = text

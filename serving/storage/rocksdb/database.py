@@ -72,6 +72,7 @@ class Database:
         self.path = path
         self._read_only = read_only
         self._handle, self._families = open_database(self.rocksdict, path, read_only, num_threads)
+        self._lock_file = self._lock_number()
 
     def family(self, table: str) -> Any | None:
         """Return the handle of the table's column family, if there is one; reads of it need no lock."""
@@ -262,7 +263,21 @@ class Database:
         self._handle.write(batch)
 
     def _flush_log(self, *, sync: bool = True) -> None:
+        """Bring what was written to the system, and with ``sync`` to the disk.
+
+        Raises:
+            OSError: the files at the path are not those that are open. RocksDB itself goes on without them.
+        """
         exit_gate.call(self._handle.flush_wal, sync)
+        if sync and self._lock_number() != self._lock_file:
+            raise OSError("the folder was removed, moved or replaced while it was open, so new rows are lost: restart")
+
+    def _lock_number(self) -> int | None:
+        """Return the number of the file that is made when the database is opened, and stays; None if it is absent."""
+        try:
+            return os.stat(self.path / "LOCK").st_ino
+        except FileNotFoundError:
+            return None
 
     def _remove_family(self, table: str) -> None:
         self._handle.drop_column_family(tag(table))

@@ -261,6 +261,7 @@ def test_a_full_truth_pauses_the_stream_and_loses_nothing(tmp_path, model, log, 
         health = server.health("m")
         assert until(lambda: health.readiness().state == "degraded")
         assert "no updates: memory: table 'm.t'" in health.readiness().reason
+        assert "raise update_source.update_headroom_ratio or the bound of the tier" in health.readiness().reason
         counters = server.updates(model).counters
         assert until(lambda: counters.freshness()["lag_messages"] == 2)  # it may have met the first message alone
         assert server.lookup("m.t", np.array(KEYS))[0].tolist() == ROWS.tolist()

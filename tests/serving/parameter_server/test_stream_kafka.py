@@ -14,6 +14,7 @@ from serving.errors import ConfigError, MissingExtraError
 from serving.model.sparse_file import write_sparse_directory
 from serving.parameter_server import ParameterServer
 from serving.parameter_server.updates import reader
+from serving.stream import kafka
 from tests.serving.small_server import KEYS, ROWS
 from tests.tools.kafka_cluster import KafkaCluster
 
@@ -48,6 +49,7 @@ def test_a_server_of_hps_configuration_follows_kafka_and_outlives_a_broker_that_
     tmp_path, cluster, caplog, monkeypatch
 ):
     monkeypatch.setattr(reader, "FIRST_PAUSE_S", 0.05)
+    monkeypatch.setattr(kafka, "_SILENT_S", 0.1)
     write_sparse_directory(tmp_path / "t", np.array(KEYS), ROWS)
     document = {
         "supportlonglong": True,
@@ -57,7 +59,7 @@ def test_a_server_of_hps_configuration_follows_kafka_and_outlives_a_broker_that_
         "update_source": {
             "type": "kafka_message_queue",
             "brokers": cluster.addresses.replace(",", ";"),
-            "metadata_refresh_interval_ms": 100,
+            "metadata_refresh_interval_ms": 30000,
             "receive_buffer_size": 262144,
             "poll_timeout_ms": 100,
             "max_batch_size": 8192,

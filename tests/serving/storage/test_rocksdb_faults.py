@@ -101,6 +101,23 @@ def path(tmp_path):
     return tmp_path / "db"
 
 
+@pytest.mark.parametrize("replaced", [False, True], ids=["removed", "replaced"])
+def test_a_folder_that_goes_away_under_an_open_database_is_an_error(path, tmp_path, replaced):
+    """RocksDB itself writes on to the files that nobody will read."""
+    store = RocksDbStore(path, num_threads=1)
+    table = store.table(SPEC)
+    table.open(0)
+    shutil.copytree(path, tmp_path / "other")
+    shutil.rmtree(path)
+    if replaced:
+        (tmp_path / "other").rename(path)
+
+    for write in (store.sync, lambda: table.insert(np.array([7]), np.ones((1, 16), np.float32))):
+        with pytest.raises(StoreError, match=f"{path}: the folder was removed, moved or replaced while it was open"):
+            write()
+    store.close()
+
+
 def read_all(path, **options):
     store = RocksDbStore(path, num_threads=1, **options)
     try:

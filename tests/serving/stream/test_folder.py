@@ -63,7 +63,7 @@ def test_applied_files_may_be_removed_except_the_newest(folder, source):
     assert payloads(source) == []
 
     (folder / "0000000003.update").unlink()
-    with pytest.raises(PositionLostError, match="position 3 are gone; the log has no file to no file"):
+    with pytest.raises(PositionLostError, match="position 3 are gone; the log is empty"):
         open_started(folder, "3").poll(0.0)
 
 

@@ -98,7 +98,7 @@ def test_a_deleted_stream_is_an_error(client, sink, source):
     read(source, 1)
     client.delete(KEY)
 
-    with pytest.raises(PositionLostError, match="the log has nothing to nothing"):
+    with pytest.raises(PositionLostError, match="the log is empty"):
         source.poll(0.0)
 
 
