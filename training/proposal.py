@@ -54,6 +54,7 @@ _LEADING_ZERO = r"^-?0\d"
 #: Numbers as ``$1,234.50``, ``12 %`` or ``12,5``, and what tells them from plain numbers.
 _MARKED_NUMBER, _MARKS = r"^[-+]?[$€£¥]?\s?[-+]?\d[\d,.]*\s?[%$€£¥]?$", "[%$€£¥,]"
 _DAY_FIRST = r"^\d{1,2}[/.]\d{1,2}[/.]\d{2,4}($|\s)"  # dates that ISO 8601 does not have
+_SPACED = r"^\s|\s$"
 _COMMA = ", "
 _SEPARATORS, _CUT_RATIO, _CUT_SAMPLE = ("|", ";"), 0.05, 10_000
 #: How Python and JSON write lists and objects as text, such as ``['a', 'b']``.
@@ -229,6 +230,8 @@ def _proposed_label(pa: Any, path: Path, label: str, values: Any, learned: int, 
         given: the loss; None: the labels decide.
     """
     compute, loss = pa.compute, given or LogLoss()
+    if pa.types.is_dictionary(values.type):
+        values = values.cast(values.type.value_type)
 
     def refuse(reason: str, row: int | None = None) -> NoReturn:
         err = DataError(path, reason, column=label, record=None if path.is_dir() else row)
@@ -278,14 +281,15 @@ def _as_it_is(pa: Any, array: Any) -> Any:
 
 def _typed(pa: Any, texts: Any) -> Any:
     """Return a column of CSV as integers, numbers, booleans or times if each of its values is one."""
-    numbers = pa.compute.if_else(pa.compute.is_in(texts, value_set=pa.array(NULLS)), None, texts)
-    if numbers.null_count == len(numbers):
+    known = pa.compute.if_else(pa.compute.is_in(texts, value_set=pa.array(NULLS)), None, texts)
+    if known.null_count == len(known):
         return pa.nulls(len(texts))
+    numbers = pa.compute.utf8_trim_whitespace(known)  # as features of numbers do
     if pa.compute.any(pa.compute.match_substring_regex(numbers, _LEADING_ZERO)).as_py():  # such as a zip code
         return texts
     for kind in (pa.int64(), pa.uint64(), pa.float64(), pa.bool_(), pa.timestamp("ns"), pa.timestamp("ns", "UTC")):
         try:
-            found = numbers.cast(kind)
+            found = (known if kind == pa.bool_() else numbers).cast(kind)
         except pa.ArrowInvalid:
             continue
         if kind == pa.float64() and pa.compute.any(pa.compute.match_substring_regex(numbers, _LONG_ID)).as_py():
@@ -412,6 +416,9 @@ def _remark_on(pa: Any, texts: Any, *, is_list: bool) -> str:
     parts = compute.list_flatten(compute.split_pattern(texts, _COMMA))
     if not is_list and 2 * compute.count_distinct(parts).as_py() <= compute.count_distinct(texts).as_py():
         return "if the texts are lists, join their values with | instead of ', '"
+    spaced = texts.filter(compute.match_substring_regex(texts, _SPACED))
+    if len(spaced):
+        return f"the space at an end of texts such as {spaced[0].as_py()!r} counts"
     words = texts.filter(compute.is_in(texts, value_set=pa.array(MISSING_WORDS, texts.type)))
     return f"{words[0].as_py()!r} is a text, but pandas.read_csv reads it as missing" if len(words) else ""
 

@@ -25,6 +25,9 @@ _OF_SEQUENCES = ("FusedReshapeConcat", "FusedReshapeConcatGeneral")
 def of_samples(document: TrainingDocument, names: ColumnMap, samples: SampleSource, *, is_raw: bool) -> Iterator[str]:
     """Warn of large dense numbers, and of equal keys of slots that share a table."""
     some = next(samples.parts())[:_LOOKED_AT]
+    for name, column in zip(names.dense, some.dense.T, strict=True):
+        if len(some) > 1 and (column == column[0]).all():
+            yield f"note: the dense column {name} has the same number in {len(some):,} rows: nothing is learned from it"
     sizes = np.sqrt(np.square(some.dense.astype(np.float64)).mean(axis=0))
     for name, size in zip(names.dense, sizes.tolist(), strict=True):
         if size > _LARGE:

@@ -391,10 +391,17 @@ def _parquet_batches(pa: Any, path: Path, columns: Sequence[str], first_group: i
                 some, rows = [], 0
         yield some
 
+    views = {
+        pa.string_view(): pa.large_string(),
+        pa.binary_view(): pa.large_binary(),
+    }  # Arrow computes little for views
+
     def batches() -> Iterator[Any]:
         for groups in scans():
             part = fragment.subset(row_group_ids=groups)
-            yield from part.to_batches(columns=columns, batch_size=_READ_ROWS, batch_readahead=_READ_AHEAD)
+            for batch in part.to_batches(columns=columns, batch_size=_READ_ROWS, batch_readahead=_READ_AHEAD):
+                fields = [field.with_type(views.get(field.type, field.type)) for field in batch.schema]
+                yield batch.cast(pa.schema(fields)) if pa.schema(fields) != batch.schema else batch
 
     return _checked(pa, path, read_ahead(batches()), _damaged_parquet)
 

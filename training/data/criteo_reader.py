@@ -99,7 +99,7 @@ class _Layout:
             return cls(separator, tuple(range(len(COLUMNS))), has_header=False)
         if sorted(names) != sorted(COLUMNS):
             absent = [name for name in COLUMNS if name not in names]
-            extra = sorted(set(names) - set(COLUMNS))
+            extra = sorted(name or "the index of a pandas frame" for name in set(names) - set(COLUMNS))
             reason = f"{len(names)} columns named, expected {len(COLUMNS)}: label, I1 ... I13, C1 ... C26"
             reason += f"; absent: {', '.join(absent)}" * bool(absent) + f"; unknown: {', '.join(extra)}" * bool(extra)
             raise DataError(path, reason, line=1)

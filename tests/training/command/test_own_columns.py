@@ -194,6 +194,15 @@ def test_slots_with_equal_keys_in_one_table_are_named(folder, capsys):
     assert not list(of_samples(document, default_columns(document), samples, is_raw=False))  # a history has its targets
 
 
+def test_numbers_that_are_equal_in_float32_are_named(capsys):
+    write_csv("a.csv", {**columns(), "stamp": [10**9 + number % 9 for number in range(ROWS)]})
+    features = [{"name": "user", "kind": "hash", "buckets": 50}, {"name": "stamp", "kind": "dense", "mean": 1e9}]
+    with open("f.json", "w", encoding="utf-8") as file:
+        json.dump({"format": 1, "features": features}, file)
+    assert train("a.csv", "--features", "f.json") == 0
+    assert "note: the dense column stamp has the same number in " in capsys.readouterr().out
+
+
 def test_a_model_that_is_worse_than_a_constant_is_named(capsys):
     rows = {"clicked": [0, 1, 1, 0] * 50, "user": ["a", "a", "b", "b"] * 50}
     write_csv("a.csv", rows)

@@ -184,6 +184,16 @@ def test_files_of_a_folder_may_have_other_orders_and_types_of_columns(data, caps
         assert text in capsys.readouterr().err
 
 
+def test_spaces_around_numbers_of_csv_do_not_count_and_around_texts_they_do(data, capsys):
+    lines = [f"{n % 2}, {n % 9} , {'de' if n % 3 else 'fr'}" for n in range(100)]
+    (data / "spaces.csv").write_text("\n".join(["clicked,user_id,country", *lines]) + "\n")
+    assert train(file="spaces.csv") == 0
+    user, country = json.loads((data / "spaces.features.json").read_text())["features"]
+    assert (user["type"], sorted(user["values"])) == ("integer", list(range(9)))
+    assert country["values"] == [" de", " fr"]
+    assert "vocabulary: the space at an end of texts such as ' fr' counts" in capsys.readouterr().out
+
+
 def test_csv_columns_of_long_digits_are_texts_and_times_with_a_zone_are_times(data):
     users = np.arange(100) % 9
     lines = [f"{user % 2},{10**25 + user},2024-01-01 10:00:{user:02}+01:00" for user in map(int, users)]

@@ -230,6 +230,7 @@ def test_replay_compares_ratings_with_answers(folder, liked, capsys):
             "column y record 1: expected a finite number, found null; leave out rows without a label",
         ),
         (["good", "bad"], ["--loss", "mse"], "column y: expected a finite number, found the texts 'good', 'bad'"),
+        (pa.array(["b", "a"]).dictionary_encode(), [], "column y: expected 0 or 1, true or false, found the texts 'b'"),
         (["good", "bad"], [], "column y: expected 0 or 1, true or false, found the texts 'good', 'bad'"),
         ([-1, 1], [], "column y record 0: expected 0 or 1, found -1. To predict an amount"),
         ([1e39, 1, 2, 3], [], "column y record 0: expected a number of at most 3.4e+38, found 1e+39"),
@@ -245,7 +246,14 @@ def test_replay_compares_ratings_with_answers(folder, liked, capsys):
 def test_labels_that_a_loss_does_not_take_are_refused(folder, values, options, text, capsys):
     rows = ratings()
     pq.write_table(
-        pa.table({"user": rows["user"], "item": rows["item"], "y": values * (ROWS // len(values))}), "y.parquet"
+        pa.table(
+            {
+                "user": rows["user"],
+                "item": rows["item"],
+                "y": pa.chunked_array([pa.array(values)] * (ROWS // len(values))),
+            }
+        ),
+        "y.parquet",
     )
     assert train(folder, "--label", "y", *options, data="y.parquet") == 1
     assert text in capsys.readouterr().err
@@ -318,6 +326,23 @@ def test_constant_and_sorted_labels_are_named(folder, labels, text, capsys):
     pq.write_table(pa.table({"user": rows["user"], "item": rows["item"], "y": labels}), "y.parquet")
     assert train(folder, "--label", "y", "--name", "sorted", data="y.parquet") == 0
     assert text in capsys.readouterr().out
+
+
+def test_labels_of_every_arrow_type_are_the_same_labels(folder, capsys):
+    rows, clicked = ratings(), np.arange(ROWS) % 2
+    texts = pa.array(np.where(clicked, "true", "false"))
+    lines = []
+    for labels in (
+        pa.array(clicked).dictionary_encode(),
+        texts.dictionary_encode(),
+        texts.cast(pa.string_view()),
+        pa.array(clicked).cast(pa.decimal128(20, 0)),
+        pa.array(clicked.astype(np.float16)),
+    ):
+        pq.write_table(pa.table({"user": rows["user"], "item": rows["item"], "y": labels}), "types.parquet")
+        assert train(folder, "--label", "y", "--name", "types", data="types.parquet") == 0
+        lines.append(next(line for line in capsys.readouterr().out.splitlines() if line.startswith("AUC")))
+    assert len(set(lines)) == 1
 
 
 def test_classes_of_whole_numbers_are_called_a_regression(folder, capsys):

@@ -172,6 +172,7 @@ GOOD = RAW_LINE + "\n"
             "line 1: 40 columns named, expected 40: label, I1 ... I13, C1 ... C26; absent: I3; unknown: J3",
             id="header with an unknown column",
         ),
+        pytest.param("," + HEADER.replace("\t", ",") + "\n", "; unknown: the index of a pandas frame", id="an index"),
         pytest.param("x" * (3 << 20), "bytes without a line end", id="no lines at all"),
     ],
 )
