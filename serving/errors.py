@@ -267,7 +267,14 @@ def nearest(name: object, known: Iterable[str], count: int = 1, cutoff: float = 
 
 
 def did_you_mean(name: object, known: Iterable[str]) -> str:
-    """Return the end of a message about an unknown name: the most similar known name, or an empty text."""
+    """Return the end of a message about an unknown name: the most similar known name, or an empty text.
+
+    A vector's name is unknown where each of its values has a name of its own.
+    """
+    known = list(islice(known, _MOST_CANDIDATES))
+    values = [one for one in known if one.startswith(f"{name}[")]
+    if len(values) > 1:
+        return f"; did you mean {values[0]!r} to {values[-1]!r}, each with one value?"
     close = nearest(name, known)
     return f"; did you mean {close[0]!r}?" if close else ""
 

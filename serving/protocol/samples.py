@@ -20,7 +20,7 @@ from serving.batch import Batch
 from serving.candidates import ID, read_document
 from serving.config import ModelConfig, TableConfig
 from serving.errors import FeatureValueError, RequestError, did_you_mean
-from serving.features import FeatureReader, slots_of
+from serving.features import FeatureReader, is_spread, slots_of
 from serving.model.names import TOP_INDEX, TOP_SCORE
 from serving.option_values import MAX_CANDIDATES
 from serving.outputs import Asked, asking
@@ -147,8 +147,13 @@ _EXAMPLES = {"string": "text", "integer": 0, "float": 0.5, "boolean": True}
 
 def example_of(features: FeatureReader) -> dict[str, Any]:
     """Return a body with a sample that has every feature, for people."""
-    values = {feature.name: (feature, _EXAMPLES[feature.value_type]) for feature in features.definition.columns}
-    return {"samples": [{name: [value] if feature.is_list else value for name, (feature, value) in values.items()}]}
+    sample: dict[str, Any] = {}
+    for feature in features.definition.columns:
+        value = _EXAMPLES[feature.value_type]
+        # each value of a list may need a key
+        count = feature.list.most if feature.list is not None and is_spread(feature) else 1
+        sample[feature.name] = [value] * (count or 1) if feature.is_list else value
+    return {"samples": [sample]}
 
 
 def decode_samples(

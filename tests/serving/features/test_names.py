@@ -11,7 +11,7 @@ import pytest
 import hotrow
 from serving.candidates import read_shared
 from serving.config import ModelConfig, TableConfig
-from serving.errors import ConfigError, RequestError
+from serving.errors import ConfigError, RequestError, did_you_mean
 from serving.features import definition_of_names, open_features, slots_of_graph
 from serving.frontend.front_end import FrontEnd
 from serving.frontend.http.app import create_app
@@ -255,3 +255,8 @@ def test_names_that_do_not_fit_are_refused(place, names, message):
     with pytest.raises(ConfigError) as caught:
         parse_graph(document, "graph.json")
     assert message in str(caught.value).replace('"', "")
+
+
+def test_a_vector_without_a_name_of_its_own_is_explained():
+    assert did_you_mean("c", ["cc", "c[0]", "c[1]"]) == "; did you mean 'c[0]' to 'c[1]', each with one value?"
+    assert did_you_mean("c", ["cc", "c[0]"]) == "; did you mean 'cc'?"
