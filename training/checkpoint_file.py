@@ -1,4 +1,8 @@
-"""``checkpoint.json``: it describes a checkpoint, and has checksums of itself and of the files that have none."""
+"""``checkpoint.json``: it describes a checkpoint, and has checksums of itself and of the other files.
+
+The checksum of a file of rows is the last one in the file, so that large files are not read twice. It tells whether the
+file is that of another checkpoint or table. Who reads the rows finds the damages.
+"""
 
 import json
 import zlib
@@ -9,25 +13,25 @@ from typing import Any
 from serving.errors import ModelFileError
 from serving.model.regular_file import open_regular
 from serving.model.strict_json import Fields, read_json
+from training.row_file import CHECKSUM_BYTES, ROWS_SUFFIX
 
 #: The file's name.
 CHECKPOINT_FILE = "checkpoint.json"
 _PART_BYTES = 1 << 20
 
 
-def write_checkpoint_file(folder: Path, document: Mapping[str, Any], files: Iterable[str]) -> None:
-    """Write a description of a checkpoint.
+def write_checkpoint_file(folder: Path, document: Mapping[str, Any]) -> None:
+    """Write a description of a checkpoint, after all other files.
 
     Args:
         folder: the checkpoint.
         document: JSON.
-        files: names of files in the folder that have no checksums of their own.
 
     Raises:
         OSError: the disk refuses.
     """
-    sums = {name: f"{_crc32_of(folder / name):08x}" for name in sorted(files)}
-    whole = {**document, "files": sums}
+    files = sorted(path for path in folder.rglob("*") if path.is_file())
+    whole = {**document, "files": {str(path.relative_to(folder)): _checksum_of(path) for path in files}}
     text = json.dumps({**whole, "crc32": _crc32_of_document(whole)}, indent=2)
     (folder / CHECKPOINT_FILE).write_text(text + "\n", encoding="utf-8")
 
@@ -51,7 +55,7 @@ def read_checkpoint_file(folder: Path, members: Iterable[str]) -> Fields:
         raise ModelFileError(path, f"expected CRC-32 {expected}, found {found}")
     for name, expected in document.pop("files").items():
         try:
-            found = f"{_crc32_of(folder / name):08x}"
+            found = _checksum_of(folder / name)
         except OSError as err:
             raise ModelFileError(folder / name, f"cannot be read: {(err.strerror or str(err)).lower()}") from err
         if found != expected:
@@ -59,12 +63,15 @@ def read_checkpoint_file(folder: Path, members: Iterable[str]) -> Fields:
     return fields
 
 
-def _crc32_of(path: Path) -> int:
+def _checksum_of(path: Path) -> str:
     found = 0
     with open_regular(path) as file:
+        if path.suffix == ROWS_SUFFIX:
+            file.seek(max(path.stat().st_size - CHECKSUM_BYTES, 0))
+            return f"{int.from_bytes(file.read(), 'little'):08x}"
         while part := file.read(_PART_BYTES):
             found = zlib.crc32(part, found)
-    return found
+    return f"{found:08x}"
 
 
 def _crc32_of_document(document: Mapping[str, Any]) -> str:

@@ -22,6 +22,10 @@ from serving.model.regular_file import open_regular
 
 #: The name of the optimizer's rule, D and S.
 Shape = tuple[str, int, int]
+#: Of the name of a file of rows.
+ROWS_SUFFIX = ".rows"
+#: At the end of the file.
+CHECKSUM_BYTES = 4
 #: Rows of a block.
 BLOCK_ROWS = 65_536
 _FORMAT = "hotrow rows 1"

@@ -23,16 +23,16 @@ from typing import Any
 from serving.errors import ConfigError, OutputError
 from serving.model.atomic import atomic_directory, remove_killed_writes
 from serving.model.dense_file import read_dense, write_dense
-from serving.model.strict_json import Fields, read_json
+from serving.model.strict_json import Fields, describe, read_json
 from training.checkpoint_file import CHECKPOINT_FILE, read_checkpoint_file, write_checkpoint_file
 from training.model.ctr_model import CtrModel
 from training.model.parameter_files import read_dense_states, read_table, write_dense_states
 from training.model.trainer import Position
-from training.row_file import read_rows, shape_of, write_rows
+from training.row_file import ROWS_SUFFIX, read_rows, shape_of, write_rows
 
 _EARLIER_BEST, _EARLIER_BEST_FILE = "best", "best.json"
 _MEMBERS = ("settings", "position", "results")
-_DENSE, _DENSE_STATES, _ROWS = "dense.model", "dense.states", "rows"
+_DENSE, _DENSE_STATES = "dense.model", "dense.states"
 
 
 class Checkpoints:
@@ -102,8 +102,7 @@ class Checkpoints:
         try:
             with atomic_directory(self._path(position.step)) as folder:
                 self._write_model(folder)
-                names = [path.name for path in folder.iterdir() if path.suffix != f".{_ROWS}"]
-                write_checkpoint_file(folder, document, names)
+                write_checkpoint_file(folder, document)
         except OSError as err:
             raise OutputError(
                 f"{self._folder}: no checkpoint can be written: {(err.strerror or str(err)).lower()}"
@@ -138,7 +137,10 @@ class Checkpoints:
             raise found.error("the checkpoint was made with another graph", "graph")
         self._read_model(path)
         position = fields.object("position", tuple(field.name for field in dataclasses.fields(Position)))
-        return Position(**{name: position.value(name) for name in position}), fields.value("results")
+        counts = {name: position.integer(name, minimum=0, maximum=2**62) for name in ("epoch", "batches", "step")}
+        if not isinstance(results := fields.value("results"), list):
+            raise fields.error(f"expected a list, got {describe(results)}", "results")
+        return Position(**{name: position.value(name) for name in position} | counts), results
 
     def load_model(self, step: int, epoch: int) -> None:
         """Read the model that was saved at a step, the last one of an epoch.
@@ -147,13 +149,21 @@ class Checkpoints:
             ConfigError: there is no such checkpoint.
             ModelFileError: a file of the checkpoint is missing or damaged.
         """
+        self._read_model(self.model_folder(step, epoch))
+
+    def model_folder(self, step: int, epoch: int) -> Path:
+        """Return the folder with the model that was saved at a step, the last one of an epoch.
+
+        Raises:
+            ConfigError: there is no such checkpoint.
+            ModelFileError: a file of the checkpoint is missing or damaged.
+        """
         path, earlier = self._path(step), self._folder / _EARLIER_BEST
         description = earlier / _EARLIER_BEST_FILE
         if not path.exists() and description.exists() and read_json(description).get("epoch") == epoch:
-            path = earlier
-        else:
-            read_checkpoint_file(path, _MEMBERS)
-        self._read_model(path)
+            return earlier
+        read_checkpoint_file(path, _MEMBERS)
+        return path
 
     def _write_model(self, folder: Path) -> None:
         """Write the weights, the tables and the optimizer's states into an empty folder, in the first process."""
@@ -161,7 +171,7 @@ class Checkpoints:
         write_dense(folder / _DENSE, graph, model.dense_weights())
         write_dense_states(folder / _DENSE_STATES, graph, model.dense_states(), self._optimizer, model.step)
         for t, table in enumerate(model.tables):
-            with (folder / f"{t}.{_ROWS}").open("wb") as file:
+            with (folder / f"{t}{ROWS_SUFFIX}").open("wb") as file:
                 write_rows(file, *shape_of(table.native), model.dump(t))
 
     def _read_model(self, folder: Path) -> None:
@@ -173,7 +183,7 @@ class Checkpoints:
             if (folder / f"{t}.sparse").exists():  # of an earlier version
                 parts = read_table(folder / f"{t}.sparse", folder / f"{t}.states", embedding, "I64", table)
             else:
-                parts = read_rows(folder / f"{t}.{_ROWS}", *shape_of(table.native))
+                parts = read_rows(folder / f"{t}{ROWS_SUFFIX}", *shape_of(table.native))
             for rows in parts:
                 model.load(t, rows)
 

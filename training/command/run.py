@@ -314,6 +314,8 @@ class _Run:
         if begun > self._options.epochs:
             reason = f"expected --epochs of at least {begun}, because it has {begun} epochs, got {self._options.epochs}"
             raise ConfigError(str(self._options.checkpoint), "", reason)
+        if 0 < (best := self._best_epoch()) < len(self._epochs):
+            checkpoints.model_folder(self._last_step(best), best)  # needed at the end
 
     def publish(self, name: str) -> None:
         """Publish the changes of the model from now on, under this name."""

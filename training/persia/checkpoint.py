@@ -78,7 +78,7 @@ class CheckpointFacts:
         }
         if self.run:
             document["updates"] = {"run": self.run, "positions": self.positions}
-        write_checkpoint_file(folder, document, [DENSE_FILE] if (folder / DENSE_FILE).exists() else [])
+        write_checkpoint_file(folder, document)
 
     @classmethod
     def read(cls, folder: Path) -> "CheckpointFacts":

@@ -393,7 +393,9 @@ def test_every_missing_or_damaged_file_is_named(tmp_path, capsys, saved, name):
     middle = len(whole) // 2
     damages = [None, b"", whole[:-2], whole[:middle], whole[:middle] + bytes([whole[middle] ^ 1]) + whole[middle + 1 :]]
     if name.endswith(".rows"):  # other files are compared with their sums
+        other = (file.parent / ("1.rows" if name == "0.rows" else "0.rows")).read_bytes()
         damages += [
+            other,
             whole + b"0",
             whole.replace(b'"adam"', b'"ftrl"'),
             whole.replace(b'"states": ', b'"states": 1'),
@@ -414,6 +416,19 @@ def test_every_missing_or_damaged_file_is_named(tmp_path, capsys, saved, name):
     assert hotrow_train(tiny(tmp_path, 2, "--checkpoint", str(tmp_path / "c"), "--resume")) == 1
 
     assert f"step-6/{name}: cannot be read: not a regular file" in capsys.readouterr().err
+
+
+def test_a_missing_checkpoint_of_the_best_epoch_is_named_before_training(tmp_path, capsys):
+    options = tiny(tmp_path, 3, "--checkpoint", str(tmp_path / "c"))
+    assert hotrow_train(options) == 0
+    shutil.rmtree(tmp_path / "c" / "step-6")  # of the first epoch, which is the best
+    capsys.readouterr()
+
+    assert hotrow_train([*options, "--epochs", "9", "--resume"]) == 1
+
+    printed = capsys.readouterr()
+    assert "step-6/checkpoint.json: no such file" in printed.err
+    assert "loss" not in printed.out
 
 
 def test_a_picture_of_the_epochs(tmp_path, capsys):

@@ -298,7 +298,7 @@ def test_damaged_and_unwritable_folders_are_reported(tmp_path):
     for content, message in (
         (whole[:-8], r"server-1/dim-4\.rows: the block that begins at row 9: expected"),
         (whole.replace(b'"sgd"', b'"adam"'), r"server-1/dim-4\.rows: expected the states of sgd, found those of adam"),
-        (None, r"server-1/dim-4\.rows: cannot be read: No such file"),
+        (None, r"server-1/dim-4\.rows: cannot be read: no such file"),
     ):
         file.unlink() if content is None else file.write_bytes(content)
         with pytest.raises(ModelFileError, match=message):
