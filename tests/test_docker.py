@@ -14,6 +14,7 @@ from contextlib import closing
 from pathlib import Path
 
 import kubernetes_validate
+import numpy as np
 import promql_parser
 import pytest
 import yaml
@@ -24,6 +25,7 @@ from serving.frontend.http.app import create_app
 from serving.repository import ModelRepository
 from serving.request_log import RequestLog
 from serving.stream.folder import FolderSink
+from serving.stream.message import Kind, UpdateMessage, encode
 from tests.e2e.conftest import serving
 from tests.serving.frontend.app_client import Client
 from tests.serving.ps_files import write_ps
@@ -377,7 +379,11 @@ def metric_names(page, tmp_path_factory):
     folder = tmp_path_factory.mktemp("followed")
     TinyModel().write(folder / "models", "ctr", 3)
     write_ps(folder / "models", update_source={"type": "folder", "path": str(folder / "log"), "poll_timeout_ms": 20})
-    FolderSink(folder / "log").send(b"no message", 0)
+    log = FolderSink(folder / "log")
+    for run in (None, "another"):
+        rows = np.ones((1, 4), np.float32)
+        log.send(encode(UpdateMessage(Kind.UPSERT, "ctr", "user", np.array([1]), rows, run=run)), 0)
+    log.send(b"no message", 0)
     with ModelRepository(folder / "models") as repository:
         repository.load()
         with closing(RequestLog(folder / "requests", 1, 1 << 20)) as log:
