@@ -1,6 +1,6 @@
 """Compare an imported model's answers with the answers that the original model gave."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, cast
@@ -33,6 +33,13 @@ class Comparison(NamedTuple):
     defaulted_keys: int
 
 
+class NamedSamples(NamedTuple):
+    """Raw features of samples by name, and the right answers by the names of the outputs."""
+
+    columns: Mapping[str, Any]
+    answers: Mapping[str, NDArray[Any]]
+
+
 @dataclass(frozen=True, slots=True)
 class ExpectedAnswers:
     """Samples and their right answers.
@@ -41,10 +48,12 @@ class ExpectedAnswers:
         source: the ``.npz``, or what the samples are, for messages.
         arrays: its arrays: ``CATCOLUMN``, the answers by the names of the outputs, and ``DES`` and ``ROWINDEX`` if the
             file has them.
+        named: samples that are compared too; None: there are none.
     """
 
     source: str
-    arrays: dict[str, NDArray[Any]]
+    arrays: Mapping[str, NDArray[Any]]
+    named: NamedSamples | None = None
 
     def compare(self, folder: Path, name: str, tolerance: float) -> Comparison:
         """Open the version in ``folder``, ask it for every sample, and compare the answers.
@@ -60,10 +69,20 @@ class ExpectedAnswers:
                 server.load_model(config)
                 with cast(InferenceSession, open_model(server, config)) as session:
                     answer = session.predict_batch(batch)
+                    difference = self._largest_difference(config, answer, tolerance)
+                    if self.named is not None:
+                        self._compare_named(session, self.named, tolerance)
         except RequestError as err:
             raise ModelFileError(self.source, str(err)) from err
-        difference = self._largest_difference(config, answer, tolerance)
         return Comparison(batch.samples, difference, answer.defaulted_keys)
+
+    def _compare_named(self, session: InferenceSession, named: NamedSamples, tolerance: float) -> None:
+        """Compare the answers to raw features."""
+        try:
+            answer = session.predict_batch(session.read(named.columns))
+        except RequestError as err:
+            raise ModelFileError("the example", str(err)) from err
+        ExpectedAnswers("the example", named.answers)._largest_difference(session.config, answer, tolerance)
 
     def _check_names(self, outputs: Sequence[str]) -> None:
         """Refuse arrays that are missing or have other names."""

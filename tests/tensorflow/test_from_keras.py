@@ -6,7 +6,7 @@ import pytest
 import tensorflow as tf
 
 import hotrow
-from serving.errors import ConfigError, RequestError
+from serving.errors import ConfigError, ModelFileError, RequestError
 from serving.importers import from_keras
 from training.tf import sok
 
@@ -267,6 +267,13 @@ def masked(keys):
     return keras.layers.Embedding(9, 2, mask_zero=True, name="e")(keys)
 
 
+class StringLookup(keras.layers.StringLookup):
+    """Computes something else, under the name of Keras's layer."""
+
+    def call(self, inputs):
+        return super().call(tf.strings.lower(inputs))
+
+
 def model_of(make, shape=(2,), dtype="int64"):
     inputs = keras.Input(shape, dtype=dtype, name="items")
     return keras.Model(inputs, make(inputs))
@@ -302,7 +309,7 @@ def model_of(make, shape=(2,), dtype="int64"):
                 ),
                 shape=(None,),
             ),
-            r"layer 'e' \(Embedding\): expected a fixed number of values in a sample",
+            r"layer 'e' \(Embedding\): expected a fixed number of values.* keras.Model\(inputs, model\(inputs\)\)",
             id="any number of keys",
         ),
         pytest.param(
@@ -371,6 +378,28 @@ def model_of(make, shape=(2,), dtype="int64"):
             id="an operation that ONNX does not have",
         ),
         pytest.param(
+            lambda: model_of(
+                lambda x: behind(
+                    keras.layers.Embedding(9, 2, name="e")(StringLookup(vocabulary=["1.0"], name="own")(x))
+                ),
+                dtype="string",
+            ),
+            r"layer 'e' \(Embedding\): expected keys of an input or of.*, got those of 'own'",
+            id="a subclass of a lookup",
+        ),
+        pytest.param(
+            lambda: keras.Model(
+                items := keras.Input((2,), dtype="int64", name="keys"), behind(keras.layers.Embedding(9, 2)(items))
+            ),
+            r"layer 'keys' \(InputLayer\): requests use this name for something else; give the input another name",
+            id="a name that requests use",
+        ),
+        pytest.param(
+            lambda: model_of(keras.layers.Embedding(9, 2)),
+            r"outputs: 'OUTPUT0' has the shape \(None, 2, 2\), expected \[B\] or \[B, L\]; add a Flatten, or omit it",
+            id="an output of matrices",
+        ),
+        pytest.param(
             lambda: model_of(lambda x: behind(keras.layers.Dense(2)(x)), dtype="float32"),
             "expected a layer of the kinds Embedding, All2AllDenseEmbedding, found none",
             id="no embedding",
@@ -391,6 +420,44 @@ def test_a_model_that_cannot_be_imported_is_refused(started, tmp_path, make, exp
 
     with pytest.raises(ConfigError, match=expected):
         from_keras(model, [example] * len(model.inputs), tmp_path, "model")
+
+
+def test_a_table_has_the_keys_of_one_layer(tmp_path):
+    left, right = (keras.Input((1,), dtype="string", name=name) for name in ("left", "right"))
+    shared = keras.layers.Embedding(4, 2, name="e")
+    keys = [keras.layers.StringLookup(vocabulary=[word], name=word)(x) for word, x in (("a", left), ("b", right))]
+    model = keras.Model([left, right], behind(shared(keys[0]) + shared(keys[1])))
+
+    expected = "it reads keys of 'a' and of 'b', which are of different values; let one layer make all of its keys"
+    with pytest.raises(ConfigError, match=expected):
+        from_keras(model, [[["a"]], [["b"]]], tmp_path, "model")
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_answers_to_the_example_are_compared_with_its_preprocessing(tmp_path):
+    item, price = keras.Input((), dtype="int64", name="item"), keras.Input((1,), name="price")
+    normalization = keras.layers.Normalization()
+    normalization.adapt(np.array([[1.0], [2.0]]))
+    rows = keras.layers.Embedding(9, 2)(item)
+    model = keras.Model([item, price], behind(keras.layers.Concatenate()([rows, normalization(price)])))
+    normalization.adapt_mean.assign([7.0])  # is saved, but has no effect before the model is loaded
+
+    with pytest.raises(ModelFileError, match="the example: sample 0: expected"):
+        from_keras(model, [[1], [[5.0]]], tmp_path, "model")
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_full_sequences_have_the_padding_of_the_others(tmp_path):
+    seen, item = keras.Input((4,), dtype="int64", name="seen"), keras.Input((1,), dtype="int64", name="item")
+    table = keras.layers.Embedding(9, 3, mask_zero=True)
+    joined = keras.layers.Concatenate()([keras.layers.Flatten()(table(seen)), keras.layers.Flatten()(table(item))])
+    model = keras.Model([seen, item], behind(joined))
+    given = [np.array([[0, 0, 5, 1]]), np.array([[3]])]
+
+    version = from_keras(model, given, tmp_path, "shared").path
+
+    with hotrow.load_model(version) as session:
+        np.testing.assert_allclose(session.predict({"seen": [[5, 1]], "item": [3]}), model(given), atol=1e-6)
 
 
 TEXTS, IDS = [["a"], ["b"]], [[1, 2], [3, 4]]

@@ -1,6 +1,6 @@
 """Turn a Keras model into a version of a model. ``from_keras`` is the public call."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -13,17 +13,17 @@ from serving.errors import ConfigError
 from serving.features import FeatureConfig, FeatureDefinition
 from serving.features.definition import ListConfig
 from serving.features.keras_archive import definition_of_archive
-from serving.importers.keras_model.example import read_example, said
-from serving.importers.keras_model.graph import OF_SUBCLASS, KerasGraph, Lookup, is_float
+from serving.importers.keras_model.example import as_inputs, read_example, said
+from serving.importers.keras_model.graph import OF_SUBCLASS, KerasGraph, Lookup, is_float, kind_of
 from serving.importers.keras_model.network import Network, dense_name, mask_name, quiet
 from serving.importers.matching import Matching
 from serving.importers.network import check_network
 from serving.importers.outputs import ADVICE, Kind, strange_answers
 from serving.importers.plan import ImportPlan, SlotsOfRequest, plan_matched, with_features
 from serving.importers.pytorch import ImportedModule
-from serving.importers.verifying import Comparison, ExpectedAnswers
+from serving.importers.verifying import Comparison, ExpectedAnswers, NamedSamples
 from serving.importers.writing import write_model
-from serving.model.names import DENSE, KEYS, ROW_PTRS
+from serving.model.names import DENSE, KEYS, ROW_PTRS, names_of_positions
 from serving.model.records import Combiner
 from serving.model.sequences import SequenceSlots
 from serving.sources.rows import TableRows, rows_of_array
@@ -55,13 +55,15 @@ def convert(
     _check_names(model)
     flat = _without_inner(keras, model)
     graph = KerasGraph(keras, flat, outputs)
-    given = read_example(keras, model, example)
+    arrays = read_example(model, example)
+    given = as_inputs(keras, model, arrays)
     for answer, found in zip(answers_to(keras, model, given), keras.tree.flatten(flat(given)), strict=True):
         expected, own = map(keras.ops.convert_to_numpy, (answer, found))
         if not np.allclose(expected, own, atol=tolerance, equal_nan=True):
-            raise ConfigError(str(model.name), "", "a model overrides call; expected models that are only their layers")
+            reason = "a model overrides call, or its answers are random; expected models that are only their layers"
+            raise ConfigError(str(model.name), "", reason)
     graph.find_padding(given)
-    return _Conversion(keras, graph, logits, max_batchsize).write(repository, name, tolerance)
+    return _Conversion(keras, graph, arrays, logits, max_batchsize).write(repository, name, tolerance)
 
 
 def answers_to(keras: Any, model: Any, example: Any) -> list[Any]:
@@ -94,7 +96,7 @@ def _without_inner(keras: Any, model: Any) -> Any:
         if hasattr(functional, "_run_through_graph"):
             return functional._run_through_graph(arguments[0], call_fn=run)
         for tensor in keras.tree.flatten((arguments, named)):
-            readers.setdefault(str(getattr(tensor, "name", "")), set()).add(type(layer).__name__)
+            readers.setdefault(str(getattr(tensor, "name", "")), set()).add(kind_of(layer))
         return layer(*arguments, **named)
 
     def placeholder(tensor: Any) -> Any:
@@ -111,8 +113,15 @@ def _without_inner(keras: Any, model: Any) -> Any:
 
 
 class _Conversion:
-    def __init__(self, keras: Any, graph: KerasGraph, logits: bool, max_batchsize: int) -> None:
-        self._keras, self._graph, self._source = keras, graph, graph.source
+    def __init__(
+        self,
+        keras: Any,
+        graph: KerasGraph,
+        example: Mapping[str, NDArray[Any]],
+        logits: bool,
+        max_batchsize: int,
+    ) -> None:
+        self._keras, self._graph, self._example, self._source = keras, graph, example, graph.source
         self._logits, self._max_batchsize = logits, max_batchsize
         layers = {lookup.layer.name: lookup.layer for lookup in graph.lookups}
         self._rows = {name: self._rows_of(layers[name]) for name in graph.tables}
@@ -258,13 +267,48 @@ class _Conversion:
         }
         if numbers:
             arrays[DENSE] = np.concatenate(numbers, axis=1)[asked]
+        answers = self._squashed(plan, answers[asked])
+        arrays |= _by_output(plan, answers)
+        if fault := strange_answers(answers, plan.network.outputs):
+            raise ConfigError(self._source, "", f"{fault}; {ADVICE}")
+        return ExpectedAnswers(f"random requests to {self._source}", arrays, self._named(plan))
+
+    def _squashed(self, plan: ImportPlan, answers: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Return the answers with probabilities in place of logits."""
+        squashed = answers.copy()
         for output in plan.network.outputs:
             if self._logits and output.kind == "probability":
-                answers[:, output.columns] = 1 / (1 + np.exp(-answers[:, output.columns]))
-            arrays[output.name] = answers[asked][:, output.columns]
-        if fault := strange_answers(answers[asked], plan.network.outputs):
-            raise ConfigError(self._source, "", f"{fault}; {ADVICE}")
-        return ExpectedAnswers(f"random requests to {self._source}", arrays)
+                squashed[:, output.columns] = 1 / (1 + np.exp(-answers[:, output.columns]))
+        return squashed
+
+    def _named(self, plan: ImportPlan) -> NamedSamples | None:
+        """Return the example as a request by name, and the model's answers: preprocessing layers are compared too."""
+        keras, graph = self._keras, self._graph
+        example = {name: array[: self._max_batchsize] for name, array in self._example.items()}
+        inputs = as_inputs(keras, graph.model, example)
+        outputs = keras.tree.flatten(keras.Model(graph.model.input, graph.outputs)(inputs, training=False))
+        parts = [keras.ops.convert_to_numpy(one) for one in outputs]
+        answers = np.concatenate([one.reshape(len(one), -1) for one in parts], axis=1).astype(np.float64)
+        asked = np.isfinite(answers).all(axis=1)  # a request without an answer is an error
+        assert plan.features is not None
+        features = {one.name for one in plan.features.features}
+        columns = {
+            key: column
+            for name, array in example.items()
+            for key, column in self._columns(name, array[asked].reshape(asked.sum(), -1), name in features)
+        }
+        return NamedSamples(columns, _by_output(plan, self._squashed(plan, answers[asked]))) if asked.any() else None
+
+    def _columns(self, name: str, array: NDArray[Any], is_feature: bool) -> Iterator[tuple[str, list[Any]]]:
+        """Yield the features of an input, [B, n], and their values."""
+        if not is_feature:
+            yield from zip(names_of_positions(name, array.shape[1]), array.T.tolist(), strict=True)
+        elif array.shape[1] == 1:
+            yield name, array[:, 0].tolist()
+        else:
+            is_sequence = any(one.padding is not None for one in self._graph.lookups if one.input == name)
+            padding = "" if array.dtype.kind in "US" else 0
+            yield name, [[one for one in row if not is_sequence or one != padding] for row in array.tolist()]
 
     def _random_keys(self, rng: np.random.Generator, lookup: Lookup) -> NDArray[np.int64]:
         """Return keys [samples, S] that the tables of a lookup have."""
@@ -276,3 +320,7 @@ class _Conversion:
             return keys
         begins = np.arange(lookup.size)[:: 1 if lookup.padding == "end" else -1]
         return np.where(begins < rng.integers(0, lookup.size + 1, (_SAMPLES, 1)), np.maximum(keys, 1), 0)
+
+
+def _by_output(plan: ImportPlan, answers: NDArray[np.float64]) -> dict[str, NDArray[np.float64]]:
+    return {output.name: answers[:, output.columns] for output in plan.network.outputs}

@@ -12,8 +12,8 @@ from serving.errors import ConfigError, did_you_mean
 _KINDS = {"U": "strings", "S": "strings", "b": "booleans", "i": "integers", "u": "integers", "f": "numbers"}
 
 
-def read_example(keras: Any, model: Any, example: Any) -> Any:
-    """Return the example as tensors in the form that the model takes.
+def read_example(model: Any, example: Any) -> dict[str, NDArray[Any]]:
+    """Return the example as an array for each input, in the order of the model's inputs.
 
     Raises:
         ConfigError: an input has no value, or its value has another type or shape. The message names the input.
@@ -28,6 +28,11 @@ def read_example(keras: Any, model: Any, example: Any) -> Any:
         raise _error(f"expected as many samples for each input, got {came}")
     if not min(samples.values()):
         raise _error("expected a sample, got none")
+    return arrays
+
+
+def as_inputs(keras: Any, model: Any, arrays: Mapping[str, NDArray[Any]]) -> Any:
+    """Return arrays as tensors in the form that the model takes."""
     given = [_tensor(keras, array) for array in arrays.values()]
     return given[0] if isinstance(model, keras.Sequential) else keras.tree.pack_sequence_as(model.input, given)
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from serving.errors import ConfigError
 from serving.importers.outputs import Kind, check_kinds, kinds_of_answer, named_in_order
-from serving.model.names import TABLE_NAME, names_of_positions
+from serving.model.names import TABLE_NAME, is_taken, names_of_positions
 from serving.model.sequences import Padding
 
 PREPROCESSING = ("StringLookup", "IntegerLookup", "Hashing", "Discretization")
@@ -86,6 +86,7 @@ class KerasGraph:
             reason = f"expected a layer of the kinds {', '.join(EMBEDDINGS)}, found none; a model without embeddings"
             raise ConfigError(self.source, "", f"{reason} needs no Hotrow: export it for ONNX Runtime")
         self.tables = list(dict.fromkeys(lookup.layer.name for lookup in self.lookups))
+        self._refuse_mixed_keys()
         self.numbers = [tensor for tensor in model.inputs if is_float(tensor) and not self._is_preprocessed(tensor)]
         self.cuts = [self._cut_of(tensor) for tensor in self.numbers]
         self.widths = [self._size(self._maker[id(cut)], cut) for cut in self.cuts]
@@ -100,12 +101,16 @@ class KerasGraph:
             answer = named_in_order(self.source, answer, stated if set(stated).isdisjoint(of_layers) else of_layers)
         self.kinds = kinds_of_answer(self.source, answer, kinds)
         named = [answer[one] for one in self.kinds] if isinstance(answer, dict) else [answer]
+        for name, tensor in zip(self.kinds, named, strict=True):
+            if len(tensor.shape) > 2 or None in tensor.shape[1:]:
+                reason = f"{name!r} has the shape {tensor.shape}, expected [B] or [B, L]; add a Flatten, or omit it"
+                raise ConfigError(self.source, "outputs", reason)
         self.outputs = [self._keras.layers.Identity()(one) for one in named]  # a model cannot be cut at its output
 
     @property
     def has_preprocessing(self) -> bool:
         """Whether a layer reads raw features."""
-        kinds = {type(node.operation).__name__ for node in self._nodes}
+        kinds = {kind_of(node.operation) for node in self._nodes}
         return not kinds.isdisjoint(PREPROCESSING) or any(
             cut is not tensor for cut, tensor in zip(self.cuts, self.numbers, strict=True)
         )
@@ -118,9 +123,9 @@ class KerasGraph:
 
     @property
     def in_network(self) -> frozenset[str]:
-        """The Normalization layers that are parts of the network."""
+        """The layers that are parts of the network."""
         cut = {id(one) for one in self.cuts}
-        nodes = (node for node in self._nodes if type(node.operation).__name__ == "Normalization")
+        nodes = (node for node in self._nodes if kind_of(node.operation) not in PREPROCESSING)
         return frozenset(str(node.operation.name) for node in nodes if id(node.output_tensors[0]) not in cut)
 
     def of_table(self, table: str) -> list[Lookup]:
@@ -134,38 +139,41 @@ class KerasGraph:
     def masks_of(self, lookup: Lookup) -> Iterator[Any]:
         """Yield the tensors that say which keys of a sequence are not 0."""
         for node in self._nodes:
-            if type(node.operation).__name__ == "NotEqual":
+            if kind_of(node.operation) == "NotEqual":
                 keys, other = node.arguments.args
                 if keys is lookup.keys and isinstance(other, int) and other == 0:
                     yield node.output_tensors[0]
 
     def find_padding(self, example: Any) -> None:
         """Find at which side the example's sequences are padded with key 0."""
+        sides: dict[str, list[Padding]] = {}
+        for lookup in filter(_is_masked, self.lookups):
+            found, table = self._sides(lookup, example), lookup.layer.name
+            sides[table] = [side for side in sides.get(table, found) if side in found]
+            if not sides[table]:
+                reason = "expected an example whose sequences are padded at the same side in all its calls"
+                raise self.refuse(lookup.layer, reason)
         self.lookups = [
-            lookup._replace(padding=self._padding_of(lookup, example)) if _is_masked(lookup) else lookup
+            lookup._replace(padding=sides[lookup.layer.name][0]) if _is_masked(lookup) else lookup
             for lookup in self.lookups
         ]
-        for table in self.tables:
-            calls = self.of_table(table)
-            if any(one.padding != calls[0].padding for one in calls):
-                reason = "expected an example whose sequences are padded at the same side in all its calls"
-                raise self.refuse(calls[0].layer, reason)
 
-    def _padding_of(self, lookup: Lookup, example: Any) -> Padding:
+    def _sides(self, lookup: Lookup, example: Any) -> list[Padding]:
+        """Return the sides at which the keys of the example may be padded; full sequences tell nothing."""
         keys = self._keras.Model(self.model.input, lookup.keys)(example)
         is_key = self._keras.ops.convert_to_numpy(keys) != 0
         lengths = is_key.sum(axis=1, keepdims=True)
         places = np.arange(is_key.shape[1])
-        if (is_key == (places < lengths)).all():
-            return "end"
-        if (is_key == (places >= is_key.shape[1] - lengths)).all():
-            return "start"
-        reason = "expected an example whose key 0, which is masked, is only padding at one side"
-        raise self.refuse(lookup.layer, reason)
+        forms: dict[Padding, Any] = {"end": places < lengths, "start": places >= is_key.shape[1] - lengths}
+        sides = [side for side, form in forms.items() if (is_key == form).all()]
+        if not sides:
+            reason = "expected an example whose key 0, which is masked, is only padding at one side"
+            raise self.refuse(lookup.layer, reason)
+        return sides
 
     def _found_lookups(self) -> Iterator[Lookup]:
         for node in self._nodes:
-            layer, kind = node.operation, type(node.operation).__name__
+            layer, kind = node.operation, kind_of(node.operation)
             if kind == "DistributedEmbedding":
                 raise self.refuse(layer, "expected All2AllDenseEmbedding, whose inputs have a fixed number of keys")
             if kind not in EMBEDDINGS:
@@ -182,8 +190,9 @@ class KerasGraph:
         """Refuse keys of a masked embedding that are not those of a list of values without padding."""
         layer, keys, maker = lookup.layer, lookup.keys, self._maker[id(lookup.keys)]
         if len(keys.shape) != 2:
-            raise self.refuse(layer, f"expected keys [B, L], because key 0 is masked, got the shape {keys.shape}")
-        if type(maker).__name__ in PREPROCESSING and getattr(maker, "mask_token", None) != "":
+            reason = f"expected keys [B, L], because key 0 is masked, got the shape {keys.shape}"
+            raise self.refuse(layer, f"{reason}; a single key has the shape (1,)")
+        if kind_of(maker) in PREPROCESSING and getattr(maker, "mask_token", None) != "":
             reason = f"it masks key 0, which {maker.name!r} gives to values; expected a StringLookup with mask_token=''"
             raise self.refuse(layer, f"{reason}, which reads integers as texts too")
 
@@ -194,17 +203,29 @@ class KerasGraph:
                 raise self.refuse(self._maker[id(tensor)], "no layer reads it; make the model without it")
         masks = {id(mask) for lookup in self.lookups if _is_masked(lookup) for mask in self.masks_of(lookup)}
         for node in self._nodes:
-            layer, kind = node.operation, type(node.operation).__name__
+            layer, kind = node.operation, kind_of(node.operation)
             if kind in PREPROCESSING:
                 self._check_preprocessing(node)
             if kind in (*EMBEDDINGS, *PREPROCESSING) or id(node.output_tensors[0]) in masks:
                 continue
             for tensor in node.input_tensors:
                 maker = self._maker[id(tensor)]
-                is_input = type(maker).__name__ == "InputLayer" and not is_float(tensor)
-                if is_input or type(maker).__name__ in PREPROCESSING:
+                is_input = kind_of(maker) == "InputLayer" and not is_float(tensor)
+                if is_input or kind_of(maker) in PREPROCESSING:
                     reason = f"it reads {maker.name!r}, which only {', '.join(EMBEDDINGS)} may read"
-                    raise self.refuse(layer, f"{reason}{_instead(layer)}")
+                    advice = "give a number the dtype float32, and read keys with Keras's Embedding in this model"
+                    raise self.refuse(layer, f"{reason}{_instead(layer, advice)}")
+
+    def _refuse_mixed_keys(self) -> None:
+        """Refuse a table whose keys two layers make, because a key would stand for two values."""
+        for table in self.tables:
+            calls = self.of_table(table)
+            makers = {id(maker): maker for maker in (self._maker[id(one.keys)] for one in calls)}
+            names = [str(one.name) for one in makers.values() if kind_of(one) in PREPROCESSING]
+            if names and len(makers) > 1:
+                other = next((name for name in names if name != names[0]), "an input")
+                reason = f"it reads keys of {names[0]!r} and of {other!r}, which are of different values"
+                raise self.refuse(calls[0].layer, f"{reason}; let one layer make all of its keys")
 
     def _check_preprocessing(self, node: Any) -> None:
         """Refuse what requests cannot have: encodings, and an input that several layers read."""
@@ -217,19 +238,21 @@ class KerasGraph:
         if getattr(layer, "invert", False):
             raise self.refuse(layer, "invert=True: expected a layer that makes keys of values")
         others = [one.operation for one in self._readers(tensor) if one.operation is not layer]
-        if others and type(self._maker[id(tensor)]).__name__ == "InputLayer":
+        if others and kind_of(self._maker[id(tensor)]) == "InputLayer":
             reason = f"{others[0].name!r} ({type(others[0]).__name__}) also reads its input {tensor.name!r}"
             raise self.refuse(layer, f"{reason}; give each layer an input of its own with the same values")
 
     def _input_of(self, layer: Any, keys: Any) -> str:
         """Return the input from which keys come, directly or through a preprocessing layer."""
         maker = self._maker[id(keys)]
-        if type(maker).__name__ in PREPROCESSING:
+        if kind_of(maker) in PREPROCESSING:
             [node] = [one for one in self._nodes if one.operation is maker and one.output_tensors[0] is keys]
             maker = self._maker[id(node.input_tensors[0])]
-        if type(maker).__name__ != "InputLayer":
+        if kind_of(maker) != "InputLayer":
             reason = f"expected keys of an input or of {', '.join(PREPROCESSING)}, got those of {maker.name!r}"
-            raise self.refuse(layer, f"{reason}{_instead(maker)}")
+            raise self.refuse(layer, f"{reason}{_instead(maker, 'compute them before, as an input of their own')}")
+        if is_taken(maker.name):
+            raise self.refuse(maker, "requests use this name for something else; give the input another name")
         return str(maker.name)
 
     def _readers(self, tensor: Any) -> list[Any]:
@@ -237,15 +260,15 @@ class KerasGraph:
 
     def _is_preprocessed(self, tensor: Any) -> bool:
         """Return whether a preprocessing layer makes keys of an input."""
-        return all(type(node.operation).__name__ in PREPROCESSING for node in self._readers(tensor))
+        return all(kind_of(node.operation) in PREPROCESSING for node in self._readers(tensor))
 
     def _cut_of(self, tensor: Any) -> Any:
         """Return what the network reads of a float input: the numbers, or those of its Normalization."""
         [first, *others] = self._readers(tensor)
-        if type(first.operation).__name__ != "Normalization" or others:
+        if kind_of(first.operation) != "Normalization" or others:
             return tensor
         calls = [node.input_tensors[0] for node in self._nodes if node.operation is first.operation]
-        is_of_inputs = all(type(self._maker[id(one)]).__name__ == "InputLayer" for one in calls)
+        is_of_inputs = all(kind_of(self._maker[id(one)]) == "InputLayer" for one in calls)
         is_alone = is_of_inputs and all(len(self._readers(one)) == 1 for one in calls)
         return first.output_tensors[0] if is_alone else tensor
 
@@ -253,8 +276,16 @@ class KerasGraph:
         """Return how many numbers of a tensor a sample has."""
         sizes = tensor.shape[1:]
         if None in sizes:
-            raise self.refuse(layer, f"expected a fixed number of values in a sample, got the shape {tensor.shape}")
+            reason = f"expected a fixed number of values in a sample, got the shape {tensor.shape}"
+            advice = "for a model of any length, inputs = keras.Input((50,)) and keras.Model(inputs, model(inputs))"
+            raise self.refuse(layer, f"{reason}; {advice}")
         return math.prod(sizes)
+
+
+def kind_of(operation: Any) -> str:
+    """Return the class of a layer of Keras or of ours; empty for others: a subclass may compute something else."""
+    made = type(operation)
+    return str(made.__name__) if made.__module__.split(".")[0] in ("keras", "training") else ""
 
 
 def is_float(tensor: Any) -> bool:
@@ -266,9 +297,6 @@ def _is_masked(lookup: Lookup) -> bool:
     return bool(getattr(lookup.layer, "mask_zero", False))
 
 
-def _instead(layer: Any) -> str:
+def _instead(layer: Any, otherwise: str) -> str:
     """Return advice about a layer that reads or makes keys, with a semicolon before it."""
-    if hasattr(layer, "layers"):
-        return f"; {OF_SUBCLASS}"
-    advice = _INSTEAD.get(type(layer).__name__, "compute it before the request, as an input of its own")
-    return f"; {advice}"
+    return f"; {OF_SUBCLASS if hasattr(layer, 'layers') else _INSTEAD.get(type(layer).__name__, otherwise)}"
