@@ -39,7 +39,7 @@ class _DenseNetwork(nn.Module):  # type: ignore[misc]
         self.module = module
         self._tables, self._inputs, self._sources, self._masks = tables, inputs, sources, masks
         self._answers = answers
-        keys = {(table, one.padding.key) for table in masks for one in sources[table] if one.padding is not None}
+        keys = {(table, one.row_key) for table in masks for one in sources[table]}
         rows = {(table, key): tables.row(table, key).clone() for table, key in keys if key is not None}
         self._rows = {place: row for place, row in rows.items() if row.any()}  # of padding; the rest are zeros
 
@@ -69,11 +69,11 @@ class _DenseNetwork(nn.Module):  # type: ignore[misc]
             rows, is_key = vectors[:, begin:end], mask[:, begin:end]
             if source.padding is not None:
                 key, [place] = source.padding.key, source.places
-                if key is None:
+                if key is None or source.row_key is None:
                     of_feature = torch.where(is_key, 0, NO_KEY).reshape(-1)
                 else:
                     of_feature = torch.where(is_key, source.padding.filler, key)
-                    row = self._rows.get((table, key))
+                    row = self._rows.get((table, source.row_key))
                     rows = rows if row is None else torch.where(is_key[..., None], rows, row)
                 features[place] = FeatureKeys(of_feature, is_key.sum(1))
             parts.append(rows)

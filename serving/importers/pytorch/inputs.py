@@ -142,6 +142,7 @@ class Inputs:
         named = {f"{path[0].key}{pytree.keystr(path[1:])}": value for path, value in leaves}
         self._pairs = pairs_of(named, lookups)
         self._lookups = lookups
+        self._counts = Counter(map(self._short, named))
         self._validity: dict[int, Tensor] = {}  # by the place of a padded input, where the example has keys
         padded_inputs = self._padded_inputs(named, sequences)
         self._makers = [padded_inputs.get(name) or self._maker(name, value) for name, value in named.items()]
@@ -173,6 +174,11 @@ class Inputs:
         counts = Counter([*short.values(), *self.dense_names])
         free = {slot: name if counts[name] == 1 else slot for slot, name in short.items()}
         return [names_of_positions(free[slot], 1)[0] for slot in slots]
+
+    def _name(self, dense: str) -> str:
+        """Return what requests call an input of numbers; see ``names_in_requests``."""
+        short = self._short(dense)
+        return short if self._counts[short] == 1 else dense
 
     def _short(self, slot: str) -> str:
         if slot in self._pairs:
@@ -232,9 +238,9 @@ class Inputs:
     def _weights(self, name: str, feature: str, most: int) -> _Maker:
         """Add the weights of the keys of a feature to the dense features."""
         begin = self.width
-        self.weights.append(WeightsOfKeys(name, feature, begin, most))
+        self.weights.append(WeightsOfKeys(self._name(name), feature, begin, most))
         self.width = end = begin + most
-        self.dense_names += names_of_positions(name, most)
+        self.dense_names += names_of_positions(self._name(name), most)
 
         def make(dense: Tensor, keys: Sequence[FeatureKeys]) -> Tensor:
             of_positions, own = dense[:, begin:end], keys[self.place_of(feature)]
@@ -248,7 +254,7 @@ class Inputs:
         sizes, begin = value.shape[1:], self.width
         self.dense.append(name)
         self.width = end = begin + prod(sizes)
-        self.dense_names += names_of_positions(name, end - begin)
+        self.dense_names += names_of_positions(self._name(name), end - begin)
         return lambda dense, keys: dense[:, begin:end].reshape(dense.shape[0], *sizes)
 
     def _keys(self, name: str, value: Tensor) -> _Maker:

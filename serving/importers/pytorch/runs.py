@@ -62,6 +62,7 @@ class Source(NamedTuple):
         shift: forward adds this to each key.
         has_one_key: a sample has one key.
         no_key: this key of the table stands for no key; None: no key does.
+        row_key: of the row at positions of a sequence without a key; None: there are zeros.
     """
 
     name: str
@@ -71,6 +72,7 @@ class Source(NamedTuple):
     shift: int
     has_one_key: bool
     no_key: int | None
+    row_key: int | None = None
 
     def bag(self, run: Run, table: str, sample: int) -> NDArray[np.int64]:
         """Return the keys of a sample in a run."""
@@ -167,6 +169,13 @@ class Runner:
             of_inputs = [one.input for one in self.inputs.features if one.padding is None]
             if several := next((name for name in of_inputs if of_inputs.count(name) > 1), ""):
                 reason += f"; if {several!r} is padded with 0, use sequences={{{several!r}: 0}}"
+            no_padding = max([1, *(key + 1 for key in self._paddings)])
+            again = self._run(
+                _TRACED_SAMPLES, lambda _, counts: np.full(counts.sum(), no_padding), run.dense, vectors, lengths
+            )
+            if rows and torch.allclose(run.answer, again.answer, equal_nan=True):
+                reason = "an input that is no sequence changes the answer if its key is a padding key"
+                reason += "; expected masks that are made from sequences alone"
             raise ConfigError(self.source, "", f"{reason}{at_line(run.uses)}")
         return sources
 
@@ -177,7 +186,8 @@ class Runner:
             known, total = sources.keys.get(place, _ZERO), counts.sum()
             rows = self._random.integers(0, len(known), total)
             is_edge = self._random.random(total) < _EDGE_RATIO
-            rows[is_edge] = self._random.choice([0, len(known) - 1], int(is_edge.sum()))
+            paddings = np.flatnonzero(np.isin(known, self._paddings))
+            rows[is_edge] = self._random.choice([0, len(known) - 1, *paddings], int(is_edge.sum()))
             keys: NDArray[np.int64] = known[rows]
             return keys
 
@@ -189,6 +199,13 @@ class Runner:
                 else:
                     self._check_bags(table, run, source.first, source.places, source.shift)
         return run
+
+    @property
+    def _paddings(self) -> list[int]:
+        """The keys that are padding in some input or table."""
+        of_inputs = [one.padding.key for one in self.inputs.features if one.padding is not None]
+        of_tables = [self.tables.padding_idx(table) for table in self.slots]
+        return [key for key in (*of_inputs, *of_tables) if key is not None]
 
     def _run(
         self,
@@ -275,8 +292,9 @@ class Runner:
             if not places or min(places) < 0 or max(places) >= len(run.features):
                 raise self._computed(table, run, at)
             padding = self.inputs.features[places[0]].padding if len(places) == 1 else None
+            row_key = None
             if padding is not None and not run.calls[table][at].is_pooled:
-                self._check_positions(table, run, at, places[0])
+                row_key = self._check_positions(table, run, at, places[0])
             else:
                 padding = None
                 self._check_bags(table, run, at, places, shift)
@@ -289,24 +307,34 @@ class Runner:
             if padding is not None and padding.key is not None:
                 no_key = padding.key
             shift = 0 if padding is not None else shift
-            sources.append(Source(self._name(places), places, at, padding, shift, is_row, no_key))
+            sources.append(Source(self._name(places), places, at, padding, shift, is_row, no_key, row_key))
             at += 1 if padding is None else padding.most
         return sources
 
-    def _check_positions(self, table: str, run: Run, first: int, place: int) -> None:
-        """Check that the slots from ``first`` on are the positions of a sequence."""
+    def _check_positions(self, table: str, run: Run, first: int, place: int) -> int | None:
+        """Check that the slots from ``first`` on are the positions of a sequence.
+
+        Return the key that forward looks up at positions without a key; None if the table does not see them.
+        """
         feature = self.inputs.features[place]
         assert feature.padding is not None
         slots = run.slots[table][first : first + feature.padding.most]
         lengths = np.array([bag.size for bag in run.features[place]])
         keys = FeatureKeys(torch.from_numpy(np.concatenate(run.features[place])), torch.from_numpy(lengths))
-        expected = feature.padding.matrix(keys, NO_KEY if feature.padding.key is None else None).numpy()
-        if len(slots) < feature.padding.most or not np.array_equal(np.stack(slots)[..., 0].T, expected):
+        padding_key = NO_KEY if feature.padding.key is None else feature.padding.key
+        expected = feature.padding.matrix(keys, padding_key).numpy()
+        found = np.stack(slots)[..., 0].T
+        row_key = None
+        if feature.padding.key is not None and found.shape == expected.shape:  # forward may clamp a padding of -1
+            row_key = int(found[expected == padding_key].max(initial=0))
+            expected = np.where(expected == padding_key, row_key, expected)
+        if not np.array_equal(found, expected):
             reason = (
                 f"expected the rows of all {feature.padding.most} positions of {feature.name!r}, in order; look up all "
                 "of them, then select rows"
             )
             raise ConfigError(self.source, table, f"{reason}{at_line(run.calls[table][first].line)}")
+        return row_key
 
     def _check_bags(self, table: str, run: Run, at: int, places: Sequence[int], shift: int) -> None:
         """Check that a slot has the keys of features."""

@@ -136,12 +136,17 @@ class Tables:
             reason = f"{idle!r} needs no number: it has no bags with offsets and mode='max' or weights"
             raise ConfigError(self._source, "most_keys", reason)
 
+    def padding_idx(self, table: str) -> int | None:
+        """Return the ``padding_idx`` of a table of PyTorch."""
+        key: int | None = getattr(self._modules.get(table), "padding_idx", None)
+        return key
+
     def padding_key(self, lookup: Lookup) -> int | None:
         """Return the key that the bags of a lookup leave out."""
         if lookup.table in self._trained:
             return NO_KEY if lookup.offsets is None else None
-        table = self._modules[lookup.table]
-        return table.padding_idx if isinstance(table, nn.EmbeddingBag) else None
+        is_bag = isinstance(self._modules[lookup.table], nn.EmbeddingBag)
+        return self.padding_idx(lookup.table) if is_bag else None
 
     def size(self, table: str) -> tuple[int, int]:
         """Return V and D of a table."""

@@ -259,6 +259,14 @@ class MaskedBag(Bag):
         return super().forward(ids) * (ids != 0).any(1)
 
 
+class WithTarget(Attention):
+    """Its mask leaves the target out, too, if it is the key 0."""
+
+    def forward(self, ids, item):
+        ids = torch.cat([ids, item[:, None]], 1)
+        return torch.sigmoid((self.table(ids).sum(2) * (ids != 0)).sum(1))
+
+
 class Largest(nn.Module):
     """The maximum of rows; the key 7 is padding."""
 
@@ -298,6 +306,10 @@ REFUSED = {
     "a mask of a bag": (
         (MaskedBag(padding_idx=0), (IDS,), {"ids": 0}),
         r"with other keys and the same rows, .*; in .*line \d+: .*ids != 0",
+    ),
+    "a mask of a target": (
+        (WithTarget(), (IDS, torch.tensor([1, 2])), {"ids": 0}),
+        "an input that is no sequence changes the answer if its key is a padding key; expected masks .*line",
     ),
     "a maximum without sequences": (
         (Largest(), (IDS,), {}),
@@ -437,3 +449,29 @@ def test_a_slot_of_an_embedding_needs_a_key_if_an_output_reads_it(tmp_path):
             message = f"sample 0 has no key in '{name}', but the network needs exactly one; a missing value has no key"
             with pytest.raises(RequestError, match=re.escape(message)):
                 session.predict(request, outputs=outputs)
+
+
+class Clamped(nn.Module):
+    """The padding is -1, at which forward looks up the row 0."""
+
+    def __init__(self):
+        super().__init__()
+        self.table = nn.Embedding(ITEMS, 4)
+
+    def forward(self, user):
+        ids, age = user["ids"], user["age"]
+        return torch.sigmoid((self.table(ids.clamp(min=0)).sum(2) * ((ids >= 0) + 0.5)).sum(1) + age)
+
+
+def test_the_padding_may_be_no_key_of_the_table(tmp_path):
+    rng, module = np.random.default_rng(5), Clamped()
+    example = {"ids": torch.tensor([[1, 2, -1, -1], [3, -1, -1, -1]]), "age": torch.zeros(2)}
+
+    imported = from_torch(module, (example,), tmp_path, "clamped", sequences={"ids": -1})
+
+    assert imported.names == ("age", "ids")
+    bags, age = [[key - 1 for key in bag] for bag in with_holes(histories(rng, ITEMS), rng)], rng.normal(size=B)
+    matrix = torch.tensor([bag + [-1] * (L - len(bag)) for bag in bags])
+    with torch.no_grad():
+        expected = copy.deepcopy(module).double()({"ids": matrix, "age": torch.from_numpy(age)}).numpy()
+    np.testing.assert_allclose(served(imported.path, {"ids": bags, "age": age})[:, 0], expected, atol=1e-6)
