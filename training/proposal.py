@@ -35,7 +35,11 @@ _LEAST_BUCKETS = 1000
 _LONG_LIST = 0.99  # of the lists are kept whole
 _SKEWED = 20.0  # times the median: numbers up to there are not spread evenly
 #: What integers that are categories are called: the last word of ``user_id``, ``movieId``, ``ITEM`` or ``zip_code``.
-_CATEGORIES = frozenset({"id", "uid", "uuid", "guid", "idx", "key", "code", "hash"})
+_CATEGORIES = frozenset(
+    {"id", "uid", "uuid", "guid", "idx", "key", "code", "hash", "sku", "asin", "isbn", "ean", "upc", "phone", "msisdn"}
+)
+#: The same after the name of a thing, as in ``customer_no``.
+_NUMBERS = frozenset({"no", "nr", "number"})
 #: The same, and how words such as ``userid`` begin.
 _THINGS = re.compile(
     "user|customer|client|visitor|member|account|session|device|item|movie|film|product|book|song|track|artist|album"
@@ -46,8 +50,11 @@ _WORDS = re.compile(r"[^\W\d_]+")
 _BETWEEN_WORDS = re.compile(r"(?<=[a-z])(?=[A-Z])")
 #: How a word of the names of times ends.
 _OF_TIMES = re.compile(r".*(time|timestamp|date)|ts|dt|at|epoch")
-#: Seconds since 1970 of the years 1990 to 2100, and thousands and millions of them.
-_TIMES = [(631_152_000 * unit, 4_102_444_800 * unit) for unit in (1, 1000, 10**6, 10**9)]
+#: Days such as 20260131 of the years 1990 to 2100; their seconds since 1970, and thousands and millions of them.
+_TIMES = [
+    (19_900_101, 21_000_101),
+    *((631_152_000 * unit, 4_102_444_800 * unit) for unit in (1, 1000, 10**6, 10**9)),
+]
 _MOST_SHOWN = 8
 _LONG_ID = r"^-?\d{19,}$"  # more digits than an integer of 64 bits has
 _LEADING_ZERO = r"^-?0\d"
@@ -386,7 +393,8 @@ def _feature_of(pa: Any, name: str, values: Any, distinct: int, *, is_list: bool
         max(-lowest, highest), compute.stddev(values).as_py()
     ):
         return None, "left out: float32 does not tell its numbers apart"
-    return _number(compute, values.cast(pa.float64(), safe=False)), ""
+    remark = "if the numbers are ids, give it another kind, such as hash" * (is_whole and distinct > _MOST_VALUES)
+    return _number(compute, values.cast(pa.float64(), safe=False)), remark
 
 
 def _feature_of_texts(pa: Any, values: Any, distinct: int, *, is_list: bool) -> tuple[dict[str, Any] | None, str]:
@@ -430,6 +438,8 @@ def _words_of(name: str) -> list[str]:
 
 def _is_category(words: Sequence[str]) -> bool:
     """Whether integers are categories by the last word of their name."""
+    if len(words) > 1 and words[-1] in _NUMBERS:
+        words = words[:-1]
     last = words[-1] if words else ""
     return last in _CATEGORIES or _THINGS.fullmatch(last.removesuffix("id")) is not None
 

@@ -138,6 +138,8 @@ def test_names_and_values_tell_categories_times_and_lists(data):
         "userId": rng.integers(0, 100, 600),
         "movieid": rng.integers(0, 200, 600),
         "SHOP_ID": rng.integers(0, 200, 600),
+        "customer_no": rng.integers(0, 200, 600),
+        "signup_date": rng.choice([20240105, 20240219, 20251231], 600),
         "velocity": rng.integers(0, 200, 600),
         "age": rng.integers(10, 80, 600),
         "timestamp": rng.integers(978_300_000, 1_046_000_000, 600),
@@ -152,6 +154,7 @@ def test_names_and_values_tell_categories_times_and_lists(data):
         ("userId", "vocabulary"),
         ("movieid", "vocabulary"),
         ("SHOP_ID", "vocabulary"),
+        ("customer_no", "vocabulary"),
         ("velocity", "dense"),
         ("age", "dense"),
         ("genres", "vocabulary"),
@@ -210,12 +213,14 @@ def test_many_values_are_hashed_unless_each_row_has_its_own(data, capsys):
         "user": [f"u{n % 1500}" for n in rng.permutation(2000)],
         "click_id": np.arange(2000),
         "token": [f"t{n}" for n in range(2000)],
+        "amount": np.arange(2000) % 1500,
     }
     pq.write_table(pa.table(rows), "many.parquet")
     assert train(file="many.parquet") == 0
     printed = capsys.readouterr().out
     assert printed.count("left out: each row has a value of its own") == 2
-    [user] = json.loads((data / "many.features.json").read_text())["features"]
+    assert "dense: if the numbers are ids, give it another kind, such as hash" in printed
+    user, _ = json.loads((data / "many.features.json").read_text())["features"]
     assert user == {"name": "user", "kind": "hash", "buckets": 8192}
 
 
