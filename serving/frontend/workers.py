@@ -172,6 +172,7 @@ class Siblings:
     def leave(self) -> None:
         """Remove the sockets' folder if the process that made it was killed."""
         if os.getppid() != self._place.starter:
+            logger.warning("the supervisor was killed, so its workers have ended")
             shutil.rmtree(self._folder, ignore_errors=True)
 
     def _call_others(self, *call: Any, timeout_s: float | None = None) -> list[Any]:

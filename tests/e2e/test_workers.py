@@ -611,6 +611,7 @@ def test_nothing_stays_when_the_server_has_ended(start_python, folder, how):
 
     until(lambda: all(map(is_gone, workers)))
     assert not any(one.exists() for one in folders)
+    assert ("the supervisor was killed" in served.log.read_text()) is (how is signal.SIGKILL)
 
 
 @pytest.mark.long
