@@ -468,7 +468,7 @@ def test_rows_of_other_options_are_not_mixed(towers, small_steps, monkeypatch, c
         patch.setattr("hotrow.scoring._write", stop)
         assert predict(folder, "items.parquet", "mixed.parquet", *options, "user,age", model="towers")
 
-    assert predict(folder, "items.parquet", "mixed.parquet", *options, "user,age,item", model="towers") == 1
+    assert predict(folder, "items.parquet", "mixed.parquet", *options, "user", model="towers") == 1
     assert "predictions of an earlier run, but the options changed since" in capsys.readouterr().err
     assert predict(folder, "items.parquet", "mixed.parquet", *options, "user,age", model="towers") == 0
 
