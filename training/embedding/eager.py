@@ -35,7 +35,8 @@ def eager(function: Function) -> Function:
 def _is_recorded() -> bool:
     """Return whether ``torch.fx`` records the call, or runs it without elements."""
     modes = (torch._C._TorchDispatchModeKey.PROXY, torch._C._TorchDispatchModeKey.FAKE)
-    if any(torch._C._get_dispatch_mode(mode) is not None for mode in modes):
+    has_modes = torch._C._len_torch_dispatch_stack() > 0
+    if has_modes and any(torch._C._get_dispatch_mode(mode) is not None for mode in modes):
         return True
     is_traced: bool = torch.fx._symbolic_trace.is_fx_symbolic_tracing()
     return is_traced

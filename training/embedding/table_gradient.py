@@ -112,17 +112,19 @@ class TableGradient(torch.Tensor):  # type: ignore[misc]
             return NotImplemented  # tensors of other kinds may have no elements, such as a DTensor
         named, act = kwargs or {}, _act_of(function)
         values = [*args, *named.values()]
-        gradients = [one for one in tensors_in(values) if isinstance(one, cls)]
-        written = list(tensors_in(args[place] if place < len(args) else named.get(name) for place, name in act.written))
-        if "c10d" in function.namespace:
+        gradients = [one for one in (tensors_in(values) if act.has_lists else values) if isinstance(one, cls)]
+        if act.is_collective:
             _refuse_collective(act.name)
         rows, places = _shared_rows(act, gradients)
         if rows is not None:
             aligned = {id(one): cls.of(_at(one.plain(), places[one.rows[0]]), rows) for one in gradients}
-            return _aligned(function, args, named, aligned, [one for one in written if isinstance(one, cls)])
-        slots = [*zip(*(one for one in values if isinstance(one, list)), strict=False)] if act.is_of_lists else [values]
-        parts = [[one for one in tensors_in(slot) if isinstance(one, cls)] for slot in slots]
-        _check_writes(act, written, slots, parts)
+            return _aligned(function, args, named, aligned)
+        slots, parts = [values], [gradients]
+        if act.is_of_lists:
+            slots = [list(slot) for slot in zip(*(one for one in values if isinstance(one, list)), strict=False)]
+            parts = [[one for one in slot if isinstance(one, cls)] for slot in slots]
+        if act.written:
+            _check_writes(act, _written(act, args, named), slots, parts)
         with torch._C._DisableTorchDispatch():
             result = function(*args, **named)
         if not isinstance(result, list | tuple):
@@ -211,6 +213,8 @@ class _Act:
     Attributes:
         name: the operation's.
         written: the place and name of each argument that is written.
+        has_lists: some arguments are lists of tensors.
+        is_collective: it exchanges elements with other processes.
         by_element: an element of the result depends on elements in its place.
         is_of_lists: it does the same with each element of its lists.
         is_statistic: it combines elements.
@@ -220,6 +224,8 @@ class _Act:
 
     name: str
     written: tuple[tuple[int, str], ...]
+    has_lists: bool
+    is_collective: bool
     by_element: bool
     is_of_lists: bool
     is_statistic: bool
@@ -239,7 +245,18 @@ def _act_of(function: Any) -> _Act:
     by_element |= is_of_lists and not is_statistic
     is_alias = any(one.alias_info is not None for one in schema.returns) or name == "_unsafe_view"
     dims = [(place, one.name, one.default_value) for place, one in arguments if one.name in ("dim", "dims")]
-    return _Act(name, written, by_element, is_of_lists, is_statistic, is_alias, dims[0] if dims else None)
+    has_lists = any("[" in str(one.type) for _, one in arguments)
+    return _Act(
+        name=name,
+        written=written,
+        has_lists=has_lists,
+        is_collective="c10d" in function.namespace,
+        by_element=by_element,
+        is_of_lists=is_of_lists,
+        is_statistic=is_statistic,
+        is_alias=is_alias,
+        dims=dims[0] if dims else None,
+    )
 
 
 def _shared_rows(
@@ -279,22 +296,29 @@ def _aligned(
     args: Sequence[Any],
     named: dict[str, Any],
     aligned: dict[int, TableGradient],
-    written: Sequence[TableGradient],
 ) -> Any:
     """Compute by element with gradients that have been aligned, by the id of the argument."""
     in_order = [aligned.get(id(one), one) for one in args]
     result = function(*in_order, **{name: aligned.get(id(one), one) for name, one in named.items()})
+    act = _act_of(function)
+    written = _written(act, args, named)
     for one in written:
-        one.become(_act_of(function).name, result)
+        assert isinstance(one, TableGradient)  # otherwise it was refused
+        one.become(act.name, result)
     return written[0] if written else result
+
+
+def _written(act: _Act, args: Sequence[Any], named: dict[str, Any]) -> list[torch.Tensor]:
+    """Return the arguments that an operation writes."""
+    return list(tensors_in(args[place] if place < len(args) else named.get(name) for place, name in act.written))
 
 
 def _check_writes(
     act: _Act, written: Sequence[torch.Tensor], slots: Sequence[Sequence[Any]], parts: Sequence[Sequence[TableGradient]]
 ) -> None:
     """Refuse to write elements of some rows to the places of others, or to a tensor that does not know its rows."""
-    numbers = {id(one) for one in written}
-    for slot, part in zip(slots, parts, strict=True) if numbers else ():
+    numbers = {id(one) for one in written} if act.is_of_lists else set()
+    for slot, part in zip(slots, parts, strict=True):
         for target in [one for one in slot if id(one) in numbers] if act.is_of_lists else written:
             if isinstance(target, TableGradient):
                 if not _are_in_place(act, target, [one for one in part if one is not target]):
