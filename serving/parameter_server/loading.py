@@ -57,8 +57,7 @@ def load_tables(tiers: Sequence[Tier], tables: Sequence[Table], progress: Progre
     *faster, last = tiers
     sources = [table.source for table in tables]
     for table in tables:
-        caches = [CacheTable(tier, table, tier.store.table(table.spec)) for tier in faster]
-        table.take_tiers(caches, TruthTable(last, table, last.store.table(table.spec)))
+        table.take_tiers([CacheTable(tier, table) for tier in faster], TruthTable(last, table))
     share_bounds(tiers, sources)
     for table in tables:
         for in_tier in table.tiers:

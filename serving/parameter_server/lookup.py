@@ -201,7 +201,7 @@ def _gather(table: Table, keys: Keys, search: _Search, outage: StoreError | None
         search.depths[hits] = depth
         is_wanted = search.promotes and takers and hits.size
         if table.promoter and is_wanted and tier.may_be_copied:
-            table.promoter.offer(table, takers, hit_keys, hit_rows, version)
+            table.promoter.offer(takers, hit_keys, hit_rows, version)
         if isinstance(tier, CacheTable) and tier.takes_copies:
             takers = [*takers, tier]
         missing = missing[~found]

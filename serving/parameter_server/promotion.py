@@ -8,7 +8,6 @@ from dataclasses import dataclass
 import numpy as np
 
 from serving.background import QueueWorker
-from serving.parameter_server.table import Table
 from serving.parameter_server.tier_table import CacheTable
 from serving.storage.store import Keys, Vectors
 
@@ -20,7 +19,6 @@ LONGEST_WAIT_S = 0.1
 
 @dataclass(frozen=True, slots=True)
 class _Offer:
-    table: Table
     tiers: Sequence[CacheTable]
     keys: Keys
     rows: Vectors
@@ -41,12 +39,11 @@ class Promoter:
         self._offers: deque[_Offer] = deque()
         self._waiting_bytes = 0
 
-    def offer(self, table: Table, tiers: Sequence[CacheTable], keys: Keys, rows: Vectors, version: int) -> None:
+    def offer(self, tiers: Sequence[CacheTable], keys: Keys, rows: Vectors, version: int) -> None:
         """Queue rows for ``tiers``, which do not have them; never waits. Without room, the oldest rows are dropped.
 
         Args:
-            table: the table.
-            tiers: fastest first.
+            tiers: the table in each of them, fastest first.
             keys: int64[N]; duplicates are allowed.
             rows: float32[N, D], as the slower tier returned them; the caller must not change the arrays.
             version: ``VersionClock.now`` before the rows were read.
@@ -58,14 +55,12 @@ class Promoter:
             else:
                 tier.drop_promotion(keys.size)
         if takers:
-            self._queue(table, takers, keys, rows, version)
+            self._queue(takers, keys, rows, version)
 
-    def _queue(self, table: Table, tiers: Sequence[CacheTable], keys: Keys, rows: Vectors, version: int) -> None:
+    def _queue(self, tiers: Sequence[CacheTable], keys: Keys, rows: Vectors, version: int) -> None:
         most_rows = MOST_WAITING_BYTES // rows[:1].nbytes
-        offer, dropped = (
-            _Offer(table, tiers, keys[:most_rows], rows[:most_rows], version),
-            [(tiers, keys.size - most_rows)],
-        )
+        offer = _Offer(tiers, keys[:most_rows], rows[:most_rows], version)
+        dropped = [(tiers, keys.size - most_rows)]
         with self._lock:
             while self._waiting_bytes + offer.rows.nbytes > MOST_WAITING_BYTES:
                 oldest = self._offers.popleft()
@@ -99,7 +94,7 @@ class Promoter:
 
 def _promote(offer: _Offer) -> None:
     keys, first = np.unique(offer.keys, return_index=True)
-    clock = offer.table.clock
+    clock = offer.tiers[0].table.clock
     if not clock.lock.acquire(timeout=LONGEST_WAIT_S):
         for tier in offer.tiers:
             tier.drop_promotion(keys.size)

@@ -130,11 +130,15 @@ class TierTable:
         is_silent: the last call was not answered.
     """
 
-    def __init__(self, tier: Tier, table: "Table", stored: StoreTable) -> None:
-        """Assume that the tier answers."""
+    def __init__(self, tier: Tier, table: "Table") -> None:
+        """Assume that the tier answers; contacts no tier.
+
+        Raises:
+            StoreError: the store is closed, or cannot hold rows of this row type.
+        """
         self.tier = tier
         self.table = table
-        self.stored = stored
+        self.stored = stored = tier.store.table(table.spec)
         self.lasting = stored if isinstance(stored, LastingTable) else None
         self._pooling = stored if isinstance(stored, LocalTable) else None
         self.is_asked = True
@@ -271,9 +275,9 @@ class CacheTable(TierTable):
             wait. The lock of the table's clock guards it.
     """
 
-    def __init__(self, tier: Tier, table: "Table", stored: StoreTable) -> None:
+    def __init__(self, tier: Tier, table: "Table") -> None:
         """Begin in the state LOADING."""
-        super().__init__(tier, table, stored)
+        super().__init__(tier, table)
         self.state = CacheState.LOADING
         self.is_asked = False
         self.may_refill = self.lasting is None or tier.settings.fills_at_start

@@ -29,9 +29,9 @@ class TruthTable(TierTable):
         is_loaded: every tier has the table, so the model's files may be removed.
     """
 
-    def __init__(self, tier: Tier, table: Table, stored: StoreTable) -> None:
+    def __init__(self, tier: Tier, table: Table) -> None:
         """Assume that the tier answers."""
-        super().__init__(tier, table, stored)
+        super().__init__(tier, table)
         self.reached: Mapping[str, str] = {}
         self.is_loaded = False
         self._digest = ""  # of the marker when the table was loaded

@@ -18,6 +18,7 @@ class RowCodec:
     """The values of one table in one store. Every method may be called from any thread.
 
     Attributes:
+        spec: the table.
         row_dtype: the row type of the values, see ``kernels.host.encode_rows``.
         value_bytes: size of one value.
     """
@@ -39,7 +40,7 @@ class RowCodec:
         self.row_dtype: RowDtype = row_dtype or "fp32"
         self.value_bytes = row_bytes(spec.dim, self.row_dtype)
         self._store = store
-        self._spec = spec
+        self.spec = spec
 
     def encode(self, keys: Keys, rows: Vectors) -> NDArray[np.uint8]:
         """Encode rows as values.
@@ -54,31 +55,31 @@ class RowCodec:
         Raises:
             StoreError: a key does not fit the table's width, or a value the row type; the message names the key.
         """
-        fits = storable(keys, self._spec.key_bytes)
+        fits = storable(keys, self.spec.key_bytes)
         if fits is not None:
-            reason = f"key {keys[np.argmin(fits)]} does not fit {self._spec.key_bytes} bytes"
-            raise StoreError(self._store, self._spec.name, reason)
+            reason = f"key {keys[np.argmin(fits)]} does not fit {self.spec.key_bytes} bytes"
+            raise StoreError(self._store, self.spec.name, reason)
         rows = np.ascontiguousarray(rows)
         if self.row_dtype == "fp32":
             return rows.view(np.uint8).reshape(rows.shape[0], self.value_bytes)
         try:
             return encode_rows(rows, self.row_dtype)
         except RowValueError as err:
-            raise _named_by_key(self._store, self._spec.name, keys, err) from err
+            raise _named_by_key(self._store, self.spec.name, keys, err) from err
 
     def decode(self, values: bytes) -> Vectors:
         """Decode N values into float32[N, D], which is read-only for float32 values."""
         if self.row_dtype == "fp32":
-            return np.frombuffer(values, dtype=np.float32).reshape(-1, self._spec.dim)
+            return np.frombuffer(values, dtype=np.float32).reshape(-1, self.spec.dim)
         encoded = np.frombuffer(values, dtype=np.uint8).reshape(-1, self.value_bytes)
-        rows = np.empty((encoded.shape[0], self._spec.dim), dtype=np.float32)
+        rows = np.empty((encoded.shape[0], self.spec.dim), dtype=np.float32)
         decode_rows(encoded, self.row_dtype, rows)
         return rows
 
     def expectation(self) -> str:
         """Return the length of a value for messages: ``4 floats are 16``."""
         form = "" if self.row_dtype == "fp32" else f" as {self.row_dtype}"
-        return f"{self._spec.dim} floats{form} are {self.value_bytes}"
+        return f"{self.spec.dim} floats{form} are {self.value_bytes}"
 
 
 def value_list(encoded: NDArray[np.uint8]) -> list[bytes]:

@@ -15,7 +15,7 @@ from serving.storage.rocksdb.engine import all_items, translated_errors
 from serving.storage.rocksdb.exit_gate import exit_gate
 from serving.storage.rocksdb.file_checks import STORE_NAME
 from serving.storage.row_codec import RowCodec
-from serving.storage.store import Batches, Keys, Mask, TableSpec, Vectors
+from serving.storage.store import Batches, Keys, Mask, Vectors
 
 
 class FamilyRows:
@@ -23,7 +23,6 @@ class FamilyRows:
 
     Attributes:
         spec: the table.
-        codec: the form of its values.
         digest: the digest of its marker; None without a marker.
         reached: see ``LastingTable.reached``, as it was when the database was opened.
     """
@@ -31,19 +30,18 @@ class FamilyRows:
     def __init__(
         self,
         path: Path,
-        spec: TableSpec,
         codec: RowCodec,
         family: Any,
         digest: str | None,
         reached: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
-        """Take a column family of the database at ``path`` for the table ``spec``.
+        """Take a column family of the database at ``path``, whose values ``codec`` reads.
 
         Raises:
             StoreError: the first row has a key or a value of another length.
         """
-        self.spec = spec
-        self.codec = codec
+        self.spec = codec.spec
+        self._codec = codec
         self._family = family  # rocksdict's handle, which keeps the database open
         self.digest = digest
         self.reached = reached
@@ -104,11 +102,11 @@ class FamilyRows:
     def _rows(self, raw_keys: list[bytes], values: list[bytes]) -> Vectors:
         """Decode values into float32[N, D]; raise TypeError if a value is None."""
         joined = b"".join(values)
-        if set(map(len, values)) - {self.codec.value_bytes}:
-            at = next(place for place, value in enumerate(values) if len(value) != self.codec.value_bytes)
+        if set(map(len, values)) - {self._codec.value_bytes}:
+            at = next(place for place, value in enumerate(values) if len(value) != self._codec.value_bytes)
             key = int(keys_of(raw_keys[at : at + 1], self.spec.key_bytes)[0])
-            raise self._error(f"the value of key {key} has {len(values[at])} bytes, {self.codec.expectation()}")
-        return self.codec.decode(joined)
+            raise self._error(f"the value of key {key} has {len(values[at])} bytes, {self._codec.expectation()}")
+        return self._codec.decode(joined)
 
     def _check_first_row(self) -> None:
         with self._translated():
@@ -117,8 +115,8 @@ class FamilyRows:
             return
         if len(key) != self.spec.key_bytes:
             raise self._error(f"holds keys of {len(key)} bytes, expected {self.spec.key_bytes}")
-        if len(value) != self.codec.value_bytes:
-            raise self._error(f"holds values of {len(value)} bytes, {self.codec.expectation()}")
+        if len(value) != self._codec.value_bytes:
+            raise self._error(f"holds values of {len(value)} bytes, {self._codec.expectation()}")
 
     def _open_family(self) -> Any:
         family = self._family
@@ -133,15 +131,16 @@ class FamilyRows:
         return translated_errors(self._path, self.spec.name)
 
 
-def family_rows(database: Database, spec: TableSpec, codec: RowCodec) -> FamilyRows:
-    """Return the rows of the table ``spec`` of the ``database``, whose values ``codec`` reads.
+def family_rows(database: Database, codec: RowCodec) -> FamilyRows:
+    """Return the rows of a table of the ``database``, whose values ``codec`` reads.
 
     Raises:
         StoreError: the table holds rows of another row type, or its first row has a key or a value of another length.
     """
+    spec = codec.spec
     marker = database.marker(spec.name)
     if marker is not None and marker.row_dtype != codec.row_dtype:  # the values may have the same length
         reason = f"{database.path}: holds rows of {marker.row_dtype}, expected {codec.row_dtype}"
         raise StoreError(STORE_NAME, spec.name, reason)
     digest = marker.digest if marker and marker.digest != NOT_LOADED else None
-    return FamilyRows(database.path, spec, codec, database.family(spec.name), digest, database.reached(spec.name))
+    return FamilyRows(database.path, codec, database.family(spec.name), digest, database.reached(spec.name))

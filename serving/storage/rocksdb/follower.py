@@ -14,7 +14,6 @@ from serving.storage.rocksdb.engine import has_database, translated_errors
 from serving.storage.rocksdb.family import FamilyRows, family_rows
 from serving.storage.rocksdb.file_checks import STORE_NAME, check_manifest
 from serving.storage.row_codec import RowCodec
-from serving.storage.store import TableSpec
 
 OPENING_TRIES = 8
 
@@ -77,14 +76,13 @@ def files_state(path: Path, *patterns: str) -> FilesState:
 
 
 def followed_rows(
-    database: Database, spec: TableSpec, codec: RowCodec, digest: str | None, rows_until_now: FamilyRows | None
+    database: Database, codec: RowCodec, digest: str | None, rows_until_now: FamilyRows | None
 ) -> tuple[FamilyRows | None, StoreError | None]:
     """Return a followed table's rows in ``database``, a newer opening, and why they are not what the writer has.
 
     Args:
         database: the opening.
-        spec: the table.
-        codec: the form of its values.
+        codec: the table, and the form of its values.
         digest: of the files that the table must be of; None: of any.
         rows_until_now: its rows until now; None: the writer has dropped the table.
 
@@ -92,7 +90,7 @@ def followed_rows(
         ``rows_until_now`` while the table is being loaded, or if it is of other files now. None if the writer has
         dropped it.
     """
-    name = spec.name
+    name = codec.spec.name
     try:
         record = database.record(name)
     except StoreError as err:
@@ -102,7 +100,7 @@ def followed_rows(
     if database.family(name) is None:
         return None, StoreError(STORE_NAME, name, f"{database.path}: the writer has dropped it")
     try:
-        rows = family_rows(database, spec, codec)
+        rows = family_rows(database, codec)
     except StoreError as err:  # other tables are followed anyway
         return rows_until_now, err
     if digest is not None and rows.digest != digest:

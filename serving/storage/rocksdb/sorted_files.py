@@ -26,7 +26,7 @@ from serving.storage.hps_layout import key_list
 from serving.storage.rocksdb.engine import import_rocksdict, table_options
 from serving.storage.rocksdb.sort import RowSorter, Values
 from serving.storage.row_codec import RowCodec, value_list
-from serving.storage.store import Batches, Keys, TableSpec
+from serving.storage.store import Batches, Keys
 
 logger = logging.getLogger(__name__)
 
@@ -40,15 +40,14 @@ _READY, _END = "ready\n", -1
 
 
 @contextmanager
-def sorted_files(folder: Path, spec: TableSpec, codec: RowCodec, batches: Batches) -> Iterator[tuple[list[str], int]]:
+def sorted_files(folder: Path, codec: RowCodec, batches: Batches) -> Iterator[tuple[list[str], int]]:
     """Write the rows of a table to sorted files that exist while the block runs.
 
     The last row of equal keys wins. Memory is bounded, see ``RowSorter``. The disk holds the rows twice for a while.
 
     Args:
         folder: it is made, and removed in the end.
-        spec: the table.
-        codec: encodes its rows.
+        codec: the table, and the form of its values.
         batches: keys int64[N] and rows float32[N, dim].
 
     Returns:
@@ -62,18 +61,18 @@ def sorted_files(folder: Path, spec: TableSpec, codec: RowCodec, batches: Batche
     began_s = time.monotonic()
     try:
         folder.mkdir(parents=True)
-        rows = giving_way(partial(_write_somewhere, folder, spec.key_bytes, codec, batches))
+        rows = giving_way(partial(_write_somewhere, folder, codec, batches))
         took_s = time.monotonic() - began_s
-        logger.info("%s: %s rows are in sorted files after %.1f s", spec.name, f"{rows:,}", took_s)
+        logger.info("%s: %s rows are in sorted files after %.1f s", codec.spec.name, f"{rows:,}", took_s)
         yield [str(file) for file in folder.glob("*.sst")], rows
     finally:
         shutil.rmtree(folder, ignore_errors=True)  # a full disk is not left fuller
 
 
-def _write_somewhere(folder: Path, key_bytes: int, codec: RowCodec, batches: Batches) -> int:
+def _write_somewhere(folder: Path, codec: RowCodec, batches: Batches) -> int:
     """Write the rows here if they are few, else in the second Python."""
     encoded = ((keys, codec.encode(keys, vectors)) for keys, vectors in batches)
-    size, first = 0, []
+    key_bytes, size, first = codec.spec.key_bytes, 0, []
     for keys, values in encoded:
         first.append((keys, values))
         size += values.nbytes

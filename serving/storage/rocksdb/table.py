@@ -142,7 +142,7 @@ class RocksDbTable(LastingTable):
             store.check_name(self)
             if not store.writes:
                 raise self._not_loaded(database, f"{marker.digest} as {codec.row_dtype}")
-            written = sorted_files(database.path / "loading", self.spec, codec, batches)
+            written = sorted_files(database.path / "loading", codec, batches)
             with written as (files, rows), store.using(name):
                 keeps_rows = keep and self._has_rows_to_keep(database)
                 if database.record(name) is not None:  # a cache may have rows of an earlier load
@@ -235,7 +235,7 @@ class RocksDbTable(LastingTable):
         files open. A table that the writer has dropped has no rows until the writer loads it again.
         """
         rows_until_now = self._rows if isinstance(self._rows, FamilyRows) else None
-        rows, error = followed_rows(database, self.spec, self._codec, self._digest, rows_until_now)
+        rows, error = followed_rows(database, self._codec, self._digest, rows_until_now)
         if error is not None and str(error) != self._logged:
             effect = "its keys are unknown until it is back" if rows is None else "the table stays as it was"
             logger.warning("%s; %s", error, effect)
@@ -266,7 +266,7 @@ class RocksDbTable(LastingTable):
         self._digest = self._rows.digest
 
     def _family_rows(self, database: Database) -> FamilyRows:
-        return family_rows(database, self.spec, self._codec)
+        return family_rows(database, self._codec)
 
     def _open_rows(self) -> FamilyRows | NoRows:
         rows = self._rows

@@ -187,7 +187,7 @@ def test_rows_of_a_model_are_not_promoted_into_the_model_that_replaced_it(config
         server.load_model(config)
         keep(server.stores[0], KEYS[1:])
 
-        server._promoter.offer(table, table.caches, np.array([1]), NEW, table.clock.now())
+        server._promoter.offer(table.caches, np.array([1]), NEW, table.clock.now())
         assert server.wait_for_promotions(WAIT_S)
 
         assert held_by(server.stores[0]).keys() == set(KEYS[1:])

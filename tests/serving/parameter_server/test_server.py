@@ -235,7 +235,7 @@ def tables(*names):
 def in_tier(store, *all_tables):
     """The tables in a tier of this store."""
     tier = tier_table.Tier(store, 0, tier_table.TierSettings())
-    return [TierTable(tier, table, store.table(table.spec)) for table in all_tables]
+    return [TierTable(tier, table) for table in all_tables]
 
 
 def said(caplog):
