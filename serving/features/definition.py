@@ -285,7 +285,7 @@ def _why_not(feature: FeatureConfig, other: FeatureConfig | None, key: str) -> s
         return "shares keys itself; name the feature whose keys it shares"
     same = (
         *("kind", "value_type", "buckets", "hash", "salt", "vocabulary", "values", "unknown_buckets"),
-        *("boundaries", "size"),
+        "boundaries",
     )
     different = [name for name in (*same, "offset") if getattr(feature, name) != getattr(other, name)]
     return f"has another {different[0].replace('value_type', 'type')}" if different else ""

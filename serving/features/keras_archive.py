@@ -129,7 +129,7 @@ def _definition(archive: _Archive, others: Collection[str]) -> FeatureDefinition
         if layer.kind not in _FEATURES or layer.name in others:
             continue
         shares: dict[str, Any] = {}
-        for maker in layer.calls:
+        for maker in dict.fromkeys(layer.calls):
             if maker not in inputs:
                 raise archive.error(layer, f"expected it to read a model input, but it reads the layer {maker!r}")
             if maker in found:

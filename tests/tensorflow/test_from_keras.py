@@ -211,6 +211,24 @@ def test_two_tables_may_read_one_list_of_ids(tmp_path):
 
 
 @pytest.mark.filterwarnings("ignore")
+def test_two_tables_may_mask_one_list_and_share_smaller_tables(tmp_path):
+    seen, item = keras.Input((3,), dtype="int64", name="seen"), keras.Input((1,), dtype="int64", name="item")
+    items, pool = keras.layers.Embedding(9, 3, mask_zero=True), keras.layers.GlobalAveragePooling1D()
+    others = keras.layers.Embedding(6, 2, mask_zero=True)
+    parts = [pool(items(seen)), pool(others(seen)), pool(items(item))]
+    model = keras.Model([seen, item], behind(keras.layers.Concatenate()(parts)))
+    given = [np.array([[1, 5, 0], [2, 0, 0]]), np.array([[8], [3]])]
+
+    version = from_keras(model, given, tmp_path, "masks").path
+
+    with hotrow.load_model(version) as session:
+        answers = session.predict({"seen": [[1, 5], [2]], "item": [8, 3]})
+        with pytest.raises(RequestError, match="seen of sample 0: value 0: expected a key from 0 to 5, got 8"):
+            session.predict({"seen": [[8]], "item": [8]})
+    np.testing.assert_allclose(answers, model(given), atol=1e-6)
+
+
+@pytest.mark.filterwarnings("ignore")
 def test_outputs_have_names_and_kinds(tmp_path):
     film = keras.Input((), dtype="int64", name="film")
     rows = keras.layers.Embedding(9, 4)(film)
@@ -393,6 +411,16 @@ def model_of(make, shape=(2,), dtype="int64"):
             ),
             r"layer 'keys' \(InputLayer\): requests use this name for something else; give the input another name",
             id="a name that requests use",
+        ),
+        pytest.param(
+            lambda: model_of(lambda x: behind(masked(x)) + behind(keras.layers.Embedding(9, 3, name="other")(x))),
+            r"layer 'e' \(Embedding\): it masks key 0, but 'other' reads the same keys and does not; set mask_zero",
+            id="a mask for one of two tables",
+        ),
+        pytest.param(
+            lambda: model_of(lambda x: {"a": {"b": behind(keras.layers.Embedding(9, 2)(x))}}),
+            "outputs: 'a' is a dict, expected a tensor; give the model one dictionary or list",
+            id="nested outputs",
         ),
         pytest.param(
             lambda: model_of(keras.layers.Embedding(9, 2)),

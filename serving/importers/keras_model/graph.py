@@ -102,6 +102,11 @@ class KerasGraph:
         self.kinds = kinds_of_answer(self.source, answer, kinds)
         named = [answer[one] for one in self.kinds] if isinstance(answer, dict) else [answer]
         for name, tensor in zip(self.kinds, named, strict=True):
+            if not hasattr(tensor, "shape"):
+                reason = (
+                    f"{name!r} is a {type(tensor).__name__}, expected a tensor; give the model one dictionary or list"
+                )
+                raise ConfigError(self.source, "outputs", reason)
             if len(tensor.shape) > 2 or None in tensor.shape[1:]:
                 reason = f"{name!r} has the shape {tensor.shape}, expected [B] or [B, L]; add a Flatten, or omit it"
                 raise ConfigError(self.source, "outputs", reason)
@@ -137,7 +142,7 @@ class KerasGraph:
         return ConfigError(self.source, f"layer {layer.name!r} ({type(layer).__name__})", reason)
 
     def masks_of(self, lookup: Lookup) -> Iterator[Any]:
-        """Yield the tensors that say which keys of a sequence are not 0."""
+        """Yield the tensors that say which keys of a sequence are not 0; lookups of the same keys have them too."""
         for node in self._nodes:
             if kind_of(node.operation) == "NotEqual":
                 keys, other = node.arguments.args
@@ -188,6 +193,10 @@ class KerasGraph:
 
     def _check_mask(self, lookup: Lookup) -> None:
         """Refuse keys of a masked embedding that are not those of a list of values without padding."""
+        unmasked = next((node.operation for node in self._readers(lookup.keys) if _is_unmasked(node.operation)), None)
+        if unmasked is not None:
+            reason = f"it masks key 0, but {unmasked.name!r} reads the same keys and does not"
+            raise self.refuse(lookup.layer, f"{reason}; set mask_zero in both, or give each an input of its own")
         layer, keys, maker = lookup.layer, lookup.keys, self._maker[id(lookup.keys)]
         if len(keys.shape) != 2:
             reason = f"expected keys [B, L], because key 0 is masked, got the shape {keys.shape}"
@@ -291,6 +300,10 @@ def kind_of(operation: Any) -> str:
 def is_float(tensor: Any) -> bool:
     """Whether a tensor has floats."""
     return str(tensor.dtype).startswith(("float", "bfloat"))
+
+
+def _is_unmasked(operation: Any) -> bool:
+    return kind_of(operation) in EMBEDDINGS and not getattr(operation, "mask_zero", False)
 
 
 def _is_masked(lookup: Lookup) -> bool:

@@ -68,7 +68,10 @@ class Network:
             place = slice(first[table], first[table] + lookup.size)
             first[table] += lookup.size
             rows, mask = self._rows_of(lookup, place)
+            known = {id(one) for one in cuts}
             for of_keys in graph.masks_of(lookup) if mask is not None else ():
+                if id(of_keys) in known:  # of another table
+                    continue
                 cuts.append(of_keys)
                 parts.append(mask)
                 masks.append(None)
