@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hotrow.replay.figures import describe, has_other_kind, mean_of, quality
+from hotrow.replay.figures import describe, has_other_kind, mean_of, of_outputs, quality
 from hotrow.replay.tables import RequestRows, RowFiles, import_arrow, match
 from hotrow.replay.version import logged_predictions, open_version, replay
 from serving.errors import TraceError, did_you_mean
@@ -64,15 +64,16 @@ def replay_document(
     losses = list[Loss]()
     for path in models:
         with open_version(path) as session:
-            outputs = session.config.label_dim
-            if logged.shape[1] != outputs:
-                reason = f"has {logged.shape[1]} predictions per sample, but {named(session)} makes {outputs}"
+            outputs, columns = session.outputs, session.config.label_dim
+            if logged.shape[1] != columns:
+                reason = f"has {logged.shape[1]} predictions per sample, but {named(session)} makes {columns}"
                 raise TraceError(source, reason)
             kinds = labeled_columns(session)
             if given:
                 losses = _losses(given, theirs.source, kinds.values(), losses, session)
             replayed = replay(session, rows, logged, document["log"]["requests"])
         document["models"].append(describe(replayed, rows, logged))
+        document["models"][-1]["outputs"] = of_outputs(outputs, replayed.predictions, logged)
         document["models"][-1]["other_kind"] = has_other_kind(kinds, replayed.predictions, logged)
         if found:
             document["models"][-1]["quality"] = quality(found, replayed.predictions[:, list(kinds)], losses)

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from hotrow.replay.tables import RequestRows, drawn_rows
 from hotrow.replay.version import Replayed
 from serving.model.names import REQUEST_ID, REQUEST_SAMPLE
-from serving.model.records import OutputKind
+from serving.model.records import Output, OutputKind, default_outputs
 from training.model.losses import Loss
 
 _LARGEST = 10  # differences that are listed
@@ -133,6 +133,25 @@ def mean_of(predictions: Floats) -> float | None:
     """Return the mean of all values except NaN; None if there are none."""
     found = predictions[~np.isnan(predictions)]
     return float(found.mean(dtype=np.float64)) if found.size else None
+
+
+def of_outputs(outputs: Sequence[Output], predictions: Floats, logged: Floats) -> dict[str, Any]:
+    """Return the figures of each of several outputs, because their numbers mean different things.
+
+    Args:
+        outputs: of the version, see ``InferenceSession.outputs``.
+        predictions: the version's answers, [N, L].
+        logged: those in the log.
+    """
+    stated = default_outputs(outputs)
+    parts = stated if len(stated) > 1 else outputs[1:]  # the heads of OUTPUT0
+    found: dict[str, Any] = {}
+    for output in parts:
+        ours, theirs = predictions[:, output.columns], logged[:, output.columns]
+        changes = ours.astype(np.float64) - theirs
+        means = {"logged": mean_of(theirs), "mean_prediction": mean_of(ours)}
+        found[output.name] = {**means, "mean": mean_of(changes), "mean_absolute": mean_of(np.abs(changes))}
+    return found
 
 
 def quality(labels: Mapping[str, Floats], predictions: Floats, losses: Sequence[Loss]) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """The figures of a replay as lines of text, and as a picture."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -41,10 +42,8 @@ def _figures(document: Document) -> Iterator[Sequence[str]]:
     def row(name: str, log: str, cells: Iterator[str]) -> Sequence[str]:
         return name, log, *cells
 
-    log = document["log"]["mean_prediction"]
-    yield row("mean prediction", figure_text(log), (figure_text(model["mean_prediction"]) for model in models))
-    for name, key in (("mean difference", "mean"), ("mean size", "mean_absolute"), ("largest", "largest_absolute")):
-        yield row(name, "", (figure_text(one.get(key)) for one in changes))
+    yield from _of_outputs(document)
+    yield row("largest", "", (figure_text(one.get("largest_absolute")) for one in changes))
     unit = " std" if any(of != 1 for one in changes for of in one.get("units", ())) else ""
     for size in (0.01, 0.1):
         shares = (share(one.get("share_above", {}).get(str(size))) for one in changes)
@@ -60,6 +59,20 @@ def _figures(document: Document) -> Iterator[Sequence[str]]:
             found = [model["quality"][label].get(key) for model in models]
             if key in of_log or any(value is not None for value in found):
                 yield row(f"{name} {label}", figure_text(of_log.get(key)), map(figure_text, found))
+
+
+def _of_outputs(document: Document) -> Iterator[Sequence[str]]:
+    """Yield the rows of each of several outputs, or of an only output."""
+    by_version = [
+        model["outputs"] or {"": {**model, **model["differences"], "logged": document["log"]["mean_prediction"]}}
+        for model in document["models"]
+    ]
+    for output in dict.fromkeys(chain.from_iterable(by_version)):
+        own, of = [version.get(output, {}) for version in by_version], f" {output}" if output else ""
+        logged = next(one["logged"] for one in own if one)
+        yield f"mean prediction{of}", figure_text(logged), *(figure_text(one.get("mean_prediction")) for one in own)
+        for name, key in (("mean difference", "mean"), ("mean size", "mean_absolute")):
+            yield f"{name}{of}", "", *(figure_text(one.get(key)) for one in own)
 
 
 def _unknown(counts: Mapping[str, int] | None) -> str:

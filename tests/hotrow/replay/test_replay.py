@@ -1,7 +1,9 @@
 """``hotrow replay``: the requests of a log, answered again."""
 
+import dataclasses
 import json
 import math
+import re
 import subprocess
 import sys
 from contextlib import closing
@@ -21,6 +23,7 @@ from serving.reading import read_batch
 from serving.request_log import RequestLog, requests_of
 from tests.tools.raw_model import FEATURES, write_raw_model
 from tests.tools.tiny_model import NamedModel, TinyModel, flatten
+from tests.tools.two_towers import write_towers
 
 PAIRS = "request_id,request_sample"
 
@@ -240,6 +243,26 @@ def test_requests_with_many_candidates_get_the_same_bits_again(tmp_path):
     }
     assert document["models"][0]["differences"]["samples"] == 70
     assert document["models"][0]["differences"]["largest_absolute"] == 0
+
+
+def test_each_of_several_outputs_has_its_own_figures(tmp_path, capsys):
+    folder, rng = write_towers(tmp_path / "models"), np.random.default_rng(0)
+    with hotrow.load_model(folder) as session, closing(RequestLog(tmp_path / "log", 1.0, 1 << 30)) as log:
+        for number in range(5):
+            dense, keys = rng.random((3, 2), np.float32), rng.integers(0, 5, (3, 2))
+            prediction = session.predict_batch(batch := read_batch(session.config, dense, keys, None))
+            changed = dataclasses.replace(prediction, values=prediction.values + np.float32([0.125, -1.0, *[0] * 7]))
+            log.log(session, batch, changed, f"r{number}")
+
+    (model,) = replayed(tmp_path / "log" / "towers", folder, folder=tmp_path)["models"]
+
+    means = {name: figures["mean"] for name, figures in model["outputs"].items()}
+    assert means == pytest.approx(
+        {"click": -0.125, "score": 1, "cosine": 0, "user_vector": 0, "item_vector": 0}, abs=1e-6
+    )
+    shown = capsys.readouterr().out
+    assert re.search(r"mean size click +0\.1250\nmean prediction score ", shown)
+    assert "mean prediction  " not in shown
 
 
 @pytest.mark.parametrize("part_rows", [1, 2, 7, 40])
