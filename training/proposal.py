@@ -58,9 +58,10 @@ _TIMES = [
 _MOST_SHOWN = 8
 _LONG_ID = r"^-?\d{19,}$"  # more digits than an integer of 64 bits has
 _LEADING_ZERO = r"^-?0\d"
-#: Numbers as ``$1,234.50``, ``12 %`` or ``12,5``, and what tells them from plain numbers.
-_MARKED_NUMBER, _MARKS = r"^[-+]?[$€£¥]?\s?[-+]?\d[\d,.]*\s?[%$€£¥]?$", "[%$€£¥,]"
-_DAY_FIRST = r"^\d{1,2}[/.]\d{1,2}[/.]\d{2,4}($|\s)"  # dates that ISO 8601 does not have
+#: Numbers as ``$1,234.50``, ``12 %``, ``12,5`` or ``12.5``, and what ids of digits do not have.
+_NUMBER_TEXT = r"^[-+]?[$€£¥]?\s?[-+]?(\d+|\d{1,3}(,\d{3})+|\d{1,3}(\.\d{3})+)([.,]\d+)?\s?[%$€£¥]?$"
+_MARKS = "[%$€£¥.,]"
+_DATE_TEXT = r"^(\d{1,2}[/.]\d{1,2}[/.]\d{2,4}($|\s)|\d{4}-\d{2}-\d{2}($|[T\s]))"
 _SPACED = r"^\s|\s$"
 _COMMA = ", "
 _SEPARATORS, _CUT_RATIO, _CUT_SAMPLE = ("|", ";"), 0.05, 10_000
@@ -404,7 +405,7 @@ def _feature_of_texts(pa: Any, values: Any, distinct: int, *, is_list: bool) -> 
     if compute.mean(is_written).as_py() > _LISTS:
         return None, _LIST_TEXTS
     some = values.slice(0, _CUT_SAMPLE)
-    if compute.mean(compute.match_substring_regex(some, _DAY_FIRST)).as_py() > _LISTS:
+    if compute.mean(compute.match_substring_regex(some, _DATE_TEXT)).as_py() > _LISTS:
         return None, _NO_TIME
     parts = None if is_list else _parts_of(compute, values)
     if parts is None:
@@ -417,10 +418,10 @@ def _feature_of_texts(pa: Any, values: Any, distinct: int, *, is_list: bool) -> 
 def _remark_on(pa: Any, texts: Any, *, is_list: bool) -> str:
     """Say that texts may be more than categories; empty if they are not."""
     compute = pa.compute
-    is_number = compute.match_substring_regex(texts, _MARKED_NUMBER)
+    is_number = compute.match_substring_regex(texts, _NUMBER_TEXT)
     has_mark = compute.match_substring_regex(texts, _MARKS)
     if compute.mean(is_number).as_py() > _LISTS and compute.mean(has_mark).as_py() > _CUT_RATIO:
-        return f"texts such as {texts.filter(has_mark)[0].as_py()!r}; for numbers, write digits and a point"
+        return f"texts such as {texts.filter(has_mark)[0].as_py()!r}; if they are numbers, store plain numbers"
     parts = compute.list_flatten(compute.split_pattern(texts, _COMMA))
     if not is_list and 2 * compute.count_distinct(parts).as_py() <= compute.count_distinct(texts).as_py():
         return "if the texts are lists, join their values with | instead of ', '"

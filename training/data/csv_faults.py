@@ -30,6 +30,7 @@ _READERS = {
     ".orc": "pandas.read_orc({})",
     ".xls": "pandas.read_excel({})",
     ".xlsx": "pandas.read_excel({})",
+    ".zip": "pandas.read_csv({})",
 }
 _END, _TOO_LONG = "\0end of file", "\0too long"
 _READ_AS = re.compile(rf"\bfound ({NULL}|-?inf)(?=;|$)")
@@ -133,9 +134,10 @@ def conversion_advice(path: Path) -> str:
         return advice
     try:
         with open_regular(path) as file:
-            is_csv = b"," in file.readline(_FIRST_BYTES)
+            line = file.readline(_FIRST_BYTES)
     except OSError:
         return ""
+    is_csv = b"," in line and b"\0" not in line and _is_utf8(line)
     return "; if its columns are separated by commas, let its name end in .csv" if is_csv else ""
 
 

@@ -47,6 +47,9 @@ def columns():
         "cast": [", ".join(rng.choice(["Ann", "Bob", "Eve"], 2, replace=False)) for _ in range(ROWS)],
         "land": rng.choice(["NA", "DE"], ROWS),
         "day": [f"{1 + user % 28}/1/2024" for user in users],
+        "at_text": [f"2024-01-{1 + user % 28:02} 12:00:00" for user in users],
+        "ip": [f"10.0.0.{user}" for user in users],
+        "size_text": [f"{user}.5" for user in users],
         "written": [str(["a", "b"][: user % 3]) for user in users],
         "objects": [f'{{"age": {user}}}' for user in users],
     }
@@ -85,6 +88,8 @@ def test_each_column_gets_a_feature_or_a_reason(data, capsys):
         "paid": ("vocabulary", None),
         "cast": ("vocabulary", None),
         "land": ("vocabulary", None),
+        "ip": ("vocabulary", None),
+        "size_text": ("vocabulary", None),
     }
     assert features["account"]["values"][0].startswith("1" + "0" * 20)
     assert features["tags"]["list"] == {"most": 3, "keep": "first"}
@@ -102,6 +107,9 @@ def test_each_column_gets_a_feature_or_a_reason(data, capsys):
         "cast": "vocabulary: if the texts are lists, join their values with | instead of ', '",
         "land": "vocabulary: 'NA' is a text, but pandas.read_csv reads it as missing",
         "day": "left out: training times do not recur",
+        "at_text": "left out: training times do not recur",
+        "ip": "vocabulary\n",
+        "size_text": "vocabulary: texts such as '",
         "__index_level_0__": "left out: the index of a pandas frame",
         " ": "left out: the index of a pandas frame",
         "keys": "left out: the name is reserved in requests; rename the column",
@@ -111,7 +119,20 @@ def test_each_column_gets_a_feature_or_a_reason(data, capsys):
         assert any(line.startswith(column) and f"  {reason}" in line for line in printed.splitlines(keepends=True))
     with hotrow.load_model(data / "models" / "dcn") as session:
         table = pq.read_table("clicks.parquet")
-        left_out = ["close_2", "day", "at", "constant", "nothing", "nested", "close", "", "keys", "written", "objects"]
+        left_out = [
+            "close_2",
+            "day",
+            "at_text",
+            "at",
+            "constant",
+            "nothing",
+            "nested",
+            "close",
+            "",
+            "keys",
+            "written",
+            "objects",
+        ]
         with pytest.raises(FeatureValueError, match="clicked: is not a feature; leave it out"):
             session.predict(table)
         table = table.drop_columns(["clicked", *left_out])
@@ -225,7 +246,7 @@ def test_many_values_are_hashed_unless_each_row_has_its_own(data, capsys):
 
 
 def test_csv_gets_the_same_features(data):
-    table = pa.table(columns()).drop_columns(["tags", "seen", "nested", "nothing", "at", "cookie_hash"])
+    table = pa.table(columns()).drop_columns(["tags", "seen", "nested", "nothing", "at", "cookie_hash", "size_text"])
     pq.write_table(table, "flat.parquet")
     pa_csv.write_csv(table, "other.csv")
     assert train(file="flat.parquet") == 0
@@ -279,6 +300,7 @@ def test_a_file_of_features_is_kept(data, capsys):
         ("null.csv", "clicked", "line 3 column clicked: expected 0 or 1, found ''; leave out rows without a label"),
         ("late.csv", "clicked", "line 12 column clicked: expected 0 or 1, found 'NA'; leave out rows without a label"),
         ("empty.parquet", "clicked", "empty.parquet: no samples"),
+        ("clicks.csv.zip", "clicked", "; convert it: pandas.read_csv('clicks.csv.zip').to_parquet('clicks.parquet')"),
         ("one.csv", "clicked", "one.csv: 1 sample, expected at least 2: one to train on, one to evaluate on"),
         (
             "utf16.csv",
@@ -306,6 +328,7 @@ def test_data_without_features_is_refused(data, capsys, file, label, text):
     (data / "utf16.csv").write_text("clicked,a\n1,x\n", encoding="utf-16")
     (data / "clicks.jsonl").write_text('{"clicked": 1, "a": "x|y"}\n')
     (data / "clicks.txt").write_text("clicked,a\n1,x\n")
+    (data / "clicks.csv.zip").write_bytes(b"PK,,")
     (data / "hive" / "day=1").mkdir(parents=True)
     (data / "wrong.parquet").write_bytes(b"PAR1 no file")
     (data / "short.csv").write_text("clicked,a,b\n1,x,1\n0,y\n")
