@@ -307,9 +307,15 @@ class ModelRepository(ServedVersions):
         return late
 
     def readiness_of_all(self) -> Readiness:
-        """The worst readiness of the newest versions; a server without models is ready to load them."""
+        """The worst readiness of the newest versions.
+
+        A server without models is ready to load them. But if it has found models and none of them can be loaded, a
+        rollout of such servers must not go on.
+        """
         if self._loader is None:
             return Readiness("not ready", "the repository is closed")
+        if self.control == "poll" and self._source.names and not self._models:
+            return Readiness("not ready", "no model of the repository can be loaded")
         newest = [next(iter(versions.values())) for versions in self._models.values()]
         return worst(self.readiness(model) for model in newest)
 

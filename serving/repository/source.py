@@ -151,7 +151,7 @@ class ModelSource:
         incomplete = {
             (name, number): reason
             for name in names
-            for number, reason in incomplete_entries(self._folder, name).items()
+            for number, reason in (incomplete_entries(self._folder, name) | self._absent_bases(name)).items()
         }
         for (name, number), reason in incomplete.items():
             if (name, number) not in self.incomplete:
@@ -160,6 +160,20 @@ class ModelSource:
         self.names, self.incomplete = names, incomplete
         for name in names:
             self._warn_of_keys(name, self._folder / name)
+
+    def _absent_bases(self, name: str) -> dict[int, str]:
+        """Return the versions that are gone although a version to serve shares their tables, which are open here."""
+        absent: dict[int, str] = {}
+        with suppress(HotrowError):  # a load raises it
+            model = self.open(name, None)
+            for number in model.chosen():
+                version = model.versions.get(number)
+                shared = (
+                    None if version is None or is_absent(version / MANIFEST_NAME) else read_manifest(version).tables
+                )
+                if shared is not None and shared.version not in model.versions:
+                    absent[shared.version] = f"is missing, and a restart needs it: version {number} shares its tables"
+        return absent
 
     def _warn_of_policy(self) -> None:
         """Log that the folder of one model is served without its policy."""

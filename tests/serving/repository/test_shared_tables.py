@@ -195,6 +195,24 @@ class TestSharing:
         assert versions(again) == (2,)
         assert answer(again).tobytes() == before.tobytes()
 
+    def test_a_base_that_is_deleted_under_its_versions_is_logged_before_a_restart_needs_it(
+        self, folder, opened, caplog
+    ):
+        SECOND.write_dense(folder)
+        repository = opened(folder, control="poll")
+        for change in (lambda: (folder / "tiny" / "1").rename(folder.parent / "1"), lambda: None):
+            change()
+            repository.poll()
+
+        reason = "is missing, and a restart needs it: version 2 shares its tables"
+        assert caplog.text.count(f"model tiny: version 1 {reason}") == 1
+        states = [(one.version, one.state, one.reason) for one in repository.index()]
+        assert states == [("1", "UNAVAILABLE", reason), ("2", "READY", "")]
+
+        (folder.parent / "1").rename(folder / "tiny" / "1")
+        repository.poll()
+        assert [(one.version, one.state) for one in repository.index()] == [("2", "READY")]
+
     def test_a_restart_without_the_folder_of_the_base_says_so(self, folder, opened):
         SECOND.write_dense(folder)
         shutil.rmtree(folder / "tiny" / "1")

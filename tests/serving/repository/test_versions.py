@@ -38,6 +38,7 @@ from serving.model.sparse_model import SparseModel
 from serving.model.triton_config import TritonTensors, triton_config
 from serving.opening import Runtime
 from serving.parameter_server import ParameterServer
+from serving.parameter_server.health import Readiness
 from serving.repository import ModelRepository
 from serving.repository.served_model import DRAIN_TIMEOUT_S
 from serving.storage import RocksDbStore
@@ -832,6 +833,18 @@ class TestEntries:
         (folder / "tiny" / "2").symlink_to(folder.parent / "release")
 
         assert versions_that_answer(opened(folder)) == (2,)
+
+    def test_a_start_in_the_mode_poll_is_ready_once_a_model_serves(self, folder, opened):
+        """Otherwise a rollout would replace servers that answer by servers that cannot."""
+        broken = folder / "tiny" / "1" / "dense.model"
+        content = broken.read_bytes()
+        broken.write_bytes(b"1234")
+        repository = opened(folder, control="poll", poll_s=3600)
+        assert repository.readiness_of_all() == Readiness("not ready", "no model of the repository can be loaded")
+
+        broken.write_bytes(content)
+        repository.poll()
+        assert repository.readiness_of_all() == Readiness()
 
     def test_a_start_in_the_mode_poll_serves_the_models_that_are_whole(self, folder, opened, caplog):
         broken = SECOND.write(folder, "other")
