@@ -274,7 +274,8 @@ class FeatureReader:
         if why == _OTHER_COUNT:
             valid = columns[self._names[feature.name]][-2]  # without splits, each row has one weight or none
             came = int(valid is None or valid[row]) if splits is None else splits[row + 1] - splits[row]
-            reason = f"expected a weight for each of the {at} keys of {feature.weighs!r}, got {came}"
+            weights = f"{at} weight{'s' * (at != 1)}"
+            reason = f"expected {weights}, one for each key of {feature.weighs!r}, got {came}"
             return FeatureValueError(feature.name, row, reason)
         place = "" if splits is None else f"value {at - int(splits[row])}: "
         reason = _WHY.get(why, why).format(last=(feature.size or 1) - 1)

@@ -322,5 +322,5 @@ def test_weights_may_be_missing_if_nobody_reads_their_numbers(reader_of):
     for given_weights in ({}, {"w": [[1.0], [2.0, 3.0]]}, {"w": [[1.0], []]}):
         assert reader.without({0, 1})(values | given_weights, 2).dense[:, 2].tolist() == [0.5, 2.0]
     for number in (0, 1):  # the other one is read
-        with pytest.raises(FeatureValueError, match="w of sample 0: expected a weight for each key of 'x'"):
+        with pytest.raises(FeatureValueError, match="w of sample 0: expected 1 weight, one for each key of 'x', got 0"):
             reader.without({number})(values, 2)

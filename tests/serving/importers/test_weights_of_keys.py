@@ -119,18 +119,21 @@ def test_weights_of_keys_come_in_every_protocol(module, imported):
     np.testing.assert_allclose(answer, expected, atol=1e-6)
     np.testing.assert_allclose(kserve, expected[:, 0], atol=1e-6)
     assert wrong.status_code == 400
-    expected_error = "samples[1].how_long: expected a weight for each of the 1 keys of 'seen', got 0"
+    expected_error = "samples[1].how_long: expected 1 weight, one for each key of 'seen', got 0"
     assert wrong.json()["error"] == expected_error
 
 
 @pytest.mark.parametrize(
     ("changes", "text"),
     [
-        ({"how_long": [[0.5, 1.0], [1.0] * 3]}, "how_long of sample 1: expected a weight for each of the 1 keys"),
+        (
+            {"how_long": [[0.5, 1.0], [1.0] * 3]},
+            "how_long of sample 1: expected 1 weight, one for each key of 'seen', got 3",
+        ),
         ({"how_long": [[0.5, None], [1.0]]}, "how_long of sample 0: value 1: is missing"),
         ({"how_long": [[0.5, np.inf], [1.0]]}, "how_long of sample 0: value 1: expected a finite number, got inf"),
-        ({"how_long": None}, "how_long of sample 0: expected a weight for each of the 2 keys of 'seen', got 0"),
-        ({"how_long": [0.5, 1.0]}, "how_long of sample 0: expected a weight for each of the 2 keys of 'seen', got 1"),
+        ({"how_long": None}, "how_long of sample 0: expected 2 weights, one for each key of 'seen', got 0"),
+        ({"how_long": [0.5, 1.0]}, "how_long of sample 0: expected 2 weights, one for each key of 'seen', got 1"),
         ({"seen": [[1] * 5, [3]]}, "seen of sample 0: has 5 values, but at most 4 are allowed"),
     ],
 )
