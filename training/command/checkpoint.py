@@ -24,7 +24,8 @@ from serving.errors import ConfigError, OutputError
 from serving.model.atomic import atomic_directory, remove_killed_writes
 from serving.model.dense_file import read_dense, write_dense
 from serving.model.strict_json import Fields, describe, read_json
-from training.checkpoint_file import CHECKPOINT_FILE, read_checkpoint_file, write_checkpoint_file
+from training.checkpoint_file import read_checkpoint_file, write_checkpoint_file
+from training.checkpoint_folder import CheckpointFolder
 from training.model.ctr_model import CtrModel
 from training.model.parameter_files import read_dense_states, read_table, write_dense_states
 from training.model.trainer import Position
@@ -41,6 +42,7 @@ class Checkpoints:
     def __init__(self, folder: Path, model: CtrModel, optimizer: str, settings: dict[str, Any]) -> None:
         """Take the model and its optimizer's name. ``settings`` is JSON that a resumed training must have too."""
         self._folder = folder
+        self._checkpoints = CheckpointFolder(folder, "step")
         self._model = model
         self._optimizer = optimizer
         self._settings = settings
@@ -54,7 +56,7 @@ class Checkpoints:
 
     def check_empty(self) -> None:
         """Raise OutputError if the folder has a checkpoint."""
-        found = self._newest()
+        found = self._checkpoints.newest()
         if found is not None:
             raise OutputError(f"{found}: a checkpoint of an earlier training; continue it with --resume or delete it")
 
@@ -78,7 +80,8 @@ class Checkpoints:
             os.close(descriptor)
             raise OutputError(f"{self._folder}: another training writes its checkpoints here") from None
         try:
-            remove_killed_writes(self._folder, rf"step-[0-9]+|{_EARLIER_BEST}")
+            self._checkpoints.remove_killed_writes()
+            remove_killed_writes(self._folder, _EARLIER_BEST)
             yield
         finally:
             os.close(descriptor)
@@ -100,18 +103,16 @@ class Checkpoints:
             return
         document = {"settings": self._settings, "position": dataclasses.asdict(position), "results": results}
         try:
-            with atomic_directory(self._path(position.step)) as folder:
+            with atomic_directory(self._checkpoints.checkpoint(position.step)) as folder:
                 self._write_model(folder)
                 write_checkpoint_file(folder, document)
         except OSError as err:
             raise OutputError(
                 f"{self._folder}: no checkpoint can be written: {(err.strerror or str(err)).lower()}"
             ) from err
-        for step, path in self._all():
-            if step < position.step and step != best_step:
-                shutil.rmtree(path, ignore_errors=True)
+        self._checkpoints.remove_earlier(position.step, kept=best_step)
         earlier_best = self._folder / _EARLIER_BEST
-        if self._path(best_step).exists() and (earlier_best / _EARLIER_BEST_FILE).exists():
+        if self._checkpoints.checkpoint(best_step).exists() and (earlier_best / _EARLIER_BEST_FILE).exists():
             shutil.rmtree(earlier_best, ignore_errors=True)
         self._model.processes.wait("a checkpoint")
 
@@ -122,7 +123,7 @@ class Checkpoints:
             ConfigError: there is no checkpoint, or it was made with other settings or data.
             ModelFileError: a file of the checkpoint is missing or damaged.
         """
-        path = self._newest()
+        path = self._checkpoints.newest()
         if path is None:
             raise self._nothing()
         fields = read_checkpoint_file(path, _MEMBERS)
@@ -158,7 +159,7 @@ class Checkpoints:
             ConfigError: there is no such checkpoint.
             ModelFileError: a file of the checkpoint is missing or damaged.
         """
-        path, earlier = self._path(step), self._folder / _EARLIER_BEST
+        path, earlier = self._checkpoints.checkpoint(step), self._folder / _EARLIER_BEST
         description = earlier / _EARLIER_BEST_FILE
         if not path.exists() and description.exists() and read_json(description).get("epoch") == epoch:
             return earlier
@@ -189,18 +190,6 @@ class Checkpoints:
 
     def _nothing(self) -> ConfigError:
         return ConfigError(str(self._folder), "", "no checkpoint, so nothing can be resumed")
-
-    def _path(self, step: int) -> Path:
-        return self._folder / f"step-{step}"
-
-    def _all(self) -> list[tuple[int, Path]]:
-        """Return the steps and folders of all checkpoints. A file of a checkpoint may be missing."""
-        paths = {path.parent for name in (CHECKPOINT_FILE, _DENSE) for path in self._folder.glob(f"step-*/{name}")}
-        steps = [(path.name.removeprefix("step-"), path) for path in paths]
-        return [(int(step), path) for step, path in steps if step.isdecimal()]
-
-    def _newest(self) -> Path | None:
-        return max(self._all(), default=(0, None))[1]
 
 
 def _check_content(found: Fields, now: dict[str, str], settings: dict[str, Any]) -> None:

@@ -12,7 +12,6 @@ A checkpoint of an earlier version has no checksums. Its rows are in ``server-<n
 """
 
 import math
-import shutil
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, fields
@@ -24,14 +23,15 @@ from numpy.typing import NDArray
 
 from kernels.host import TrainingTable
 from serving.errors import ConfigError, ModelFileError, OutputError
-from serving.model.atomic import atomic_directory, remove_killed_writes
+from serving.model.atomic import atomic_directory
 from serving.model.names import TABLE_NAME
 from serving.model.numpy_faults import NPY, UNREADABLE, unreadable
 from serving.model.pooling import Pooling
 from serving.model.regular_file import check_regular
 from serving.model.sparse_writer import write_table_folders
 from serving.model.strict_json import Fields
-from training.checkpoint_file import CHECKPOINT_FILE, read_checkpoint_file, write_checkpoint_file
+from training.checkpoint_file import read_checkpoint_file, write_checkpoint_file
+from training.checkpoint_folder import CheckpointFolder
 from training.persia.config import EmbeddingConfig, Feature
 from training.persia.signs import servers_of, signs_of_group
 from training.row_file import BLOCK_ROWS, Shape, TableRows, read_rows, shape_of, write_rows
@@ -115,9 +115,9 @@ def _read_feature(members: Fields) -> Feature:
     return Feature(**{one.name: read[one.type](one.name) for one in fields(Feature)})
 
 
-def newest_checkpoint(folder: str | Path) -> Path | None:
-    """Return the checkpoint with the most batches, or None."""
-    return max(_all(Path(folder)), default=(0, None))[1]
+def checkpoints_in(folder: str | Path) -> CheckpointFolder:
+    """Return a folder of checkpoints."""
+    return CheckpointFolder(Path(folder), "batch")
 
 
 @contextmanager
@@ -127,33 +127,21 @@ def new_checkpoint(folder: str | Path, batches: int) -> Iterator[Path]:
     Raises:
         OutputError: the disk refuses.
     """
-    folder = Path(folder)
-    with _writing(folder), atomic_directory(folder / f"batch-{batches}") as temporary:
+    checkpoints = checkpoints_in(folder)
+    with _writing(folder), atomic_directory(checkpoints.checkpoint(batches)) as temporary:
         yield temporary
-    for earlier, path in _all(folder):
-        if earlier < batches:
-            shutil.rmtree(path, ignore_errors=True)
+    checkpoints.remove_earlier(batches)
 
 
 def remove_unfinished(folder: str | Path) -> None:
     """Make the folder of checkpoints, and remove what a killed run left in it.
 
-    A run that was killed while it replaced a checkpoint may have left only the old checkpoint, under the temporary name
-    of ``atomic_directory``. That checkpoint gets its name back.
-
     Raises:
         OutputError: the disk refuses.
     """
-    folder = Path(folder)
     with _writing(folder):
-        folder.mkdir(parents=True, exist_ok=True)
-    remove_killed_writes(folder, "batch-[0-9]+")
-
-
-def _all(folder: Path) -> list[tuple[int, Path]]:
-    paths = [path.parent for path in folder.glob(f"batch-*/{CHECKPOINT_FILE}")]
-    batches = [(path.name.removeprefix("batch-"), path) for path in paths]
-    return [(int(count), path) for count, path in batches if count.isdecimal()]
+        Path(folder).mkdir(parents=True, exist_ok=True)
+    checkpoints_in(folder).remove_killed_writes()
 
 
 def dump_rows(folder: str | Path, server: int, tables: dict[int, TrainingTable]) -> None:

@@ -20,7 +20,7 @@ from serving.errors import ConfigError, ModelFileError
 from serving.model.regular_file import open_regular
 from training.arguments import number, pair, whole
 from training.errors import SessionError
-from training.persia.checkpoint import DENSE_FILE, CheckpointFacts, new_checkpoint, newest_checkpoint
+from training.persia.checkpoint import DENSE_FILE, CheckpointFacts, checkpoints_in, new_checkpoint
 from training.persia.config import read_embedding_config
 from training.persia.ctx import Feed
 from training.persia.sparse.optim import Optimizer
@@ -352,7 +352,7 @@ class TrainCtx:
                 self.batches, max(steps), self._optimizer, self._config, len(answers), run, positions
             )
             facts.write(path)
-        self._known_checkpoint = folder / f"batch-{self.batches}"
+        self._known_checkpoint = checkpoints_in(folder).checkpoint(self.batches)
         return self._known_checkpoint
 
     def publish_to(self, url: str, model: str, **options: Any) -> "Publisher":
@@ -422,7 +422,7 @@ class TrainCtx:
             ModelFileError: ``checkpoint.json`` or the dense file is damaged, or does not fit. Nothing has changed.
             RoleError: a server cannot read its rows. The training cannot begin then.
         """
-        path = newest_checkpoint(self._checkpoint("load_checkpoint"))
+        path = checkpoints_in(self._checkpoint("load_checkpoint")).newest()
         if self._looking_ahead is not None:
             raise SessionError("load_checkpoint: expected the call before data_loader")
         if path is None:
@@ -452,7 +452,7 @@ class TrainCtx:
 
     def _require_known(self, folder: Path) -> None:
         """Refuse to begin at zero, and in the end to replace a checkpoint, when there is a checkpoint to go on from."""
-        newest = newest_checkpoint(folder)
+        newest = checkpoints_in(folder).newest()
         if newest not in (None, self._known_checkpoint):
             expected = "expected load_checkpoint before data_loader"
             raise SessionError(f"{newest}: not loaded; {expected}, or another --checkpoint for a new training")

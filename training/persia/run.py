@@ -20,7 +20,7 @@ from pathlib import Path
 
 from kernels.system_cores import usable_cores
 from serving.errors import ConfigError
-from training.persia.checkpoint import newest_checkpoint, remove_unfinished
+from training.persia.checkpoint import checkpoints_in, remove_unfinished
 from training.persia.config import read_embedding_config, read_global_config
 from training.persia.wire import Cluster
 
@@ -233,7 +233,7 @@ def _start(options: RunOptions, cluster: Cluster, roles: list[_Role]) -> None:
 
 def _after(failed: _Role, cluster: Cluster, restarts_left: int) -> int | None:
     """Say what follows from the end of a role; return the exit code of the run, or None: start again."""
-    newest = None if cluster.checkpoint is None else newest_checkpoint(cluster.checkpoint)
+    newest = None if cluster.checkpoint is None else checkpoints_in(cluster.checkpoint).newest()
     last = "there is no checkpoint" if newest is None else f"the last checkpoint is {newest}"
     if restarts_left:
         _log.error("%s; %s; all roles start again, restarts left: %d", failed.ending(), last, restarts_left - 1)

@@ -151,10 +151,15 @@ def test_only_the_newest_checkpoint_is_kept_and_nothing_else_is_touched(tmp_path
     (checkpoints / "step-mine").mkdir(parents=True)
     (checkpoints / "step-3").mkdir()
     (checkpoints / "notes").write_text("kept")
+    half_removed = checkpoints / "step-2"
 
     assert hotrow_train(tiny(tmp_path, 1, "--checkpoint", str(checkpoints), "--checkpoint-steps", "2")) == 0
+    half_removed.mkdir()
+    (half_removed / "1.rows").write_text("of a training that was killed when it removed the checkpoint")
+    assert hotrow_train(tiny(tmp_path, 2, "--checkpoint", str(checkpoints), "--resume")) == 0
 
-    assert sorted(path.name for path in checkpoints.iterdir()) == ["notes", "step-3", "step-6", "step-mine"]
+    names = ["notes", "step-12", "step-3", "step-6", "step-mine"]  # the first epoch, of 6 steps, is the best
+    assert sorted(path.name for path in checkpoints.iterdir()) == names
 
 
 def test_what_killed_trainings_were_writing_is_removed_at_the_next_start(tmp_path):

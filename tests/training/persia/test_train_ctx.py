@@ -17,7 +17,7 @@ from tests.training.persia.cluster import served
 from tests.training.persia.training import Net, a_net, enter, plain_losses, step
 from training.errors import SessionError
 from training.persia import ctx as persia_ctx
-from training.persia.checkpoint import newest_checkpoint, remove_unfinished
+from training.persia.checkpoint import checkpoints_in, remove_unfinished
 from training.persia.config import read_embedding_config
 from training.persia.ctx import TrainCtx
 from training.persia.sparse.optim import SGD, Adagrad
@@ -480,4 +480,14 @@ def test_a_killed_run_leaves_the_checkpoint_that_it_was_replacing(tmp_path):
     (path.parent / ".batch-0.0a1b2c3d.old").mkdir()  # was not deleted after the checkpoint was replaced
     remove_unfinished(path.parent)
     assert [one.name for one in path.parent.iterdir()] == ["batch-0"]
-    assert newest_checkpoint(path.parent) == path
+    assert checkpoints_in(path.parent).newest() == path
+
+
+def test_a_checkpoint_without_its_description_is_named(tmp_path):
+    net, _ = a_net()
+    path = save(tmp_path / "checkpoints", net)
+    (path / "checkpoint.json").unlink()
+
+    expected = pytest.raises(ConfigError, match=r"batch-0/checkpoint\.json: no such file")
+    with served(tmp_path, SLOTS, checkpoint=path.parent), enter() as context, expected:
+        context.load_checkpoint(net)
