@@ -217,6 +217,7 @@ class _Act:
         is_collective: it exchanges elements with other processes.
         by_element: an element of the result depends on elements in its place.
         is_of_lists: it does the same with each element of its lists.
+        is_copy: it copies elements from one tensor to another.
         is_statistic: it combines elements.
         is_alias: the result has the elements of an argument.
         dims: the place, name and default of the argument with the dimensions along which it works; None: it has none.
@@ -228,6 +229,7 @@ class _Act:
     is_collective: bool
     by_element: bool
     is_of_lists: bool
+    is_copy: bool
     is_statistic: bool
     is_alias: bool
     dims: tuple[int, str, Any] | None
@@ -253,6 +255,7 @@ def _act_of(function: Any) -> _Act:
         is_collective="c10d" in function.namespace,
         by_element=by_element,
         is_of_lists=is_of_lists,
+        is_copy=name in ("copy_", "_foreach_copy_"),
         is_statistic=is_statistic,
         is_alias=is_alias,
         dims=dims[0] if dims else None,
@@ -321,12 +324,19 @@ def _check_writes(
     for slot, part in zip(slots, parts, strict=True):
         for target in [one for one in slot if id(one) in numbers] if act.is_of_lists else written:
             if isinstance(target, TableGradient):
-                if not _are_in_place(act, target, [one for one in part if one is not target]):
+                others = [one for one in part if one is not target]
+                if not _are_in_place(act, target, others) or (act.is_copy and _is_of_rows(target, slot)):
                     expected = "expected an operation by element on whole gradients"
                     _refuse(act.name, part, f"it writes elements to the places of other or unknown rows; {expected}")
             elif part:
                 expected = "expected a copy of a gradient, such as grad.clone() or torch.zeros_like(grad)"
                 _refuse(act.name, part, f"the tensor that it writes does not know the rows; {expected}")
+
+
+def _is_of_rows(target: TableGradient, slot: Sequence[Any]) -> bool:
+    """Whether a tensor that does not know the rows would be copied to several rows, each element to its own."""
+    has_rows = any(rows is not None and stop - start > width for rows, width, start, stop in target.pieces or ())
+    return has_rows and any(type(one) is torch.Tensor and one.shape == target.shape for one in slot)
 
 
 def _are_in_place(act: _Act, target: TableGradient, others: Sequence[TableGradient]) -> bool:

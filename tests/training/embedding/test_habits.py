@@ -280,6 +280,7 @@ def changed_by_row(model, optimizer):
         gradient[gradient > 0.1] = 0.2
         gradient[gradient.norm(dim=1) > 0.8] = 0.5
         gradient[:, 0].neg_()
+        gradient.copy_(gradient * torch.full(gradient.shape[1:], 0.5))
         gradient.mul_(torch.cosine_similarity(gradient.flatten(), gradient.flatten(), dim=0)).detach_()
         gradient.copy_(torch.stack([gradient, 3 * gradient.square()]).mean(0))
     optimizer.step()
@@ -918,6 +919,12 @@ UNKNOWN_ROWS = {
         "'_foreach_add_' .*does not know the rows",
     ),
     "an alias without room": (lambda one, other: one.data.add_(other), "'add_' .*more rows"),
+    "a copy of a tensor without rows": (lambda one, other: one.copy_(one.plain().flip(0)), "'copy_' .*unknown rows"),
+    "a vector without rows": (lambda one, other: one.view(-1).copy_(torch.zeros(9)), "'copy_' .*unknown rows"),
+    "copies of a list without rows": (
+        lambda one, other: torch._foreach_copy_([one], [torch.zeros(3, DIM)]),
+        "'_foreach_copy_' .*unknown rows",
+    ),
     "a sparse gradient": (lambda one, other: one.to_sparse(), "'_to_sparse' .*expected a dense result"),
     "grad without rows": (lambda one, other: torch.zeros(3, DIM), r"grad: expected .*got Tensor float32\[3, 3\]"),
     "a number": (lambda one, other: 3, r"grad: expected a tensor, got int"),
