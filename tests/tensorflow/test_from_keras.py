@@ -47,7 +47,6 @@ def example(rows):
     return {**one, **{name: tf.constant([row[name] for row in rows]) for name in ("seen", "counts", "place")}}
 
 
-@pytest.mark.filterwarnings("ignore")  # of tf2onnx, about its own code
 def test_a_version_answers_raw_features_as_the_model_does(tmp_path):
     keras.utils.set_random_seed(1)
     model = films()
@@ -70,7 +69,6 @@ def test_a_version_answers_raw_features_as_the_model_does(tmp_path):
     assert set(imported.names) == set(columns)
 
 
-@pytest.mark.filterwarnings("ignore")
 def test_an_embedding_without_a_mask_needs_all_its_keys(tmp_path):
     words = keras.Input((3,), dtype="string", name="words")
     keys = keras.layers.StringLookup(vocabulary=["a", "b"])(words)
@@ -87,7 +85,6 @@ def test_an_embedding_without_a_mask_needs_all_its_keys(tmp_path):
     np.testing.assert_allclose(answers, model(given), atol=1e-6)
 
 
-@pytest.mark.filterwarnings("ignore")
 def test_the_rows_of_our_layer_are_served(started, tmp_path):
     inputs = keras.Input((2,), dtype="int64", name="items")
     vectors = sok.All2AllDenseEmbedding(100, 8, slot_num=2, nnz_per_slot=1, name="items_table")(inputs)
@@ -103,7 +100,6 @@ def test_the_rows_of_our_layer_are_served(started, tmp_path):
         np.testing.assert_allclose(session.predict({"items": keys.tolist()}), model.predict(keys, verbose=0), atol=1e-6)
 
 
-@pytest.mark.filterwarnings("ignore")
 def test_one_layer_may_read_several_inputs(tmp_path):
     left, right = (keras.Input((), dtype="int32", name=name) for name in ("left", "right"))
     numbers = keras.Input((3,), name="numbers")
@@ -152,7 +148,6 @@ def clicks():
         pytest.param(clicks, np.array([[0, 0, 5, 1], [2, 3, 2, 8]]), {"seen": [[5, 1], [2, 3, 2, 8]]}, id="ids"),
     ],
 )
-@pytest.mark.filterwarnings("ignore")
 def test_requests_have_masked_sequences_without_their_padding(tmp_path, make, padded, columns):
     keras.utils.set_random_seed(1)
     model = make()
@@ -164,7 +159,6 @@ def test_requests_have_masked_sequences_without_their_padding(tmp_path, make, pa
         np.testing.assert_allclose(session.predict(columns), model(padded), atol=1e-6)
 
 
-@pytest.mark.filterwarnings("ignore")
 def test_the_layers_of_inner_models_are_found(tmp_path):
     user, film = (keras.Input((1,), dtype="int64", name=name) for name in ("user", "film"))
     inner = keras.Sequential([keras.layers.Dense(4, activation="relu")], name="inner")
@@ -182,7 +176,6 @@ def test_the_layers_of_inner_models_are_found(tmp_path):
         np.testing.assert_allclose(session.predict({"user": [1, 8], "film": [2, 6]}), model(given), atol=1e-6)
 
 
-@pytest.mark.filterwarnings("ignore")
 def test_a_sequential_model_whose_inputs_keras_made_floats_has_ids(tmp_path):
     layers = [keras.layers.Embedding(9, 4, mask_zero=True), keras.layers.GlobalAveragePooling1D()]
     model = keras.Sequential([*layers, keras.layers.Dense(1, activation="sigmoid")])
@@ -197,7 +190,6 @@ def test_a_sequential_model_whose_inputs_keras_made_floats_has_ids(tmp_path):
         np.testing.assert_allclose(session.predict({name: [[1, 8], [3]]}), model(ids), atol=1e-6)
 
 
-@pytest.mark.filterwarnings("ignore")
 def test_two_tables_may_read_one_list_of_ids(tmp_path):
     ids = keras.Input((2,), dtype="int64", name="ids")
     model = keras.Model(ids, behind(keras.layers.Embedding(9, 1)(ids) * keras.layers.Embedding(9, 4)(ids)))
@@ -210,7 +202,6 @@ def test_two_tables_may_read_one_list_of_ids(tmp_path):
     np.testing.assert_allclose(answers, model(given), atol=1e-6)
 
 
-@pytest.mark.filterwarnings("ignore")
 def test_two_tables_may_mask_one_list_and_share_smaller_tables(tmp_path):
     seen, item = keras.Input((3,), dtype="int64", name="seen"), keras.Input((1,), dtype="int64", name="item")
     items, pool = keras.layers.Embedding(9, 3, mask_zero=True), keras.layers.GlobalAveragePooling1D()
@@ -228,7 +219,6 @@ def test_two_tables_may_mask_one_list_and_share_smaller_tables(tmp_path):
     np.testing.assert_allclose(answers, model(given), atol=1e-6)
 
 
-@pytest.mark.filterwarnings("ignore")
 def test_outputs_have_names_and_kinds(tmp_path):
     film = keras.Input((), dtype="int64", name="film")
     rows = keras.layers.Embedding(9, 4)(film)
@@ -249,7 +239,6 @@ def test_outputs_have_names_and_kinds(tmp_path):
         np.testing.assert_allclose(found[name], answers[name], atol=1e-6)
 
 
-@pytest.mark.filterwarnings("ignore")
 def test_outputs_in_a_list_have_the_names_of_their_layers_in_any_order(tmp_path):
     film = keras.Input((), dtype="int64", name="film")
     rows = keras.layers.Embedding(9, 4)(film)
@@ -267,7 +256,7 @@ def test_outputs_in_a_list_have_the_names_of_their_layers_in_any_order(tmp_path)
     np.testing.assert_allclose(found["price"], price, atol=1e-6)
 
 
-@pytest.mark.filterwarnings("ignore")  # of Keras, about the names
+@pytest.mark.filterwarnings("ignore")  # of Keras, about the model
 def test_a_dictionary_of_inputs_with_other_names_is_refused(tmp_path):
     left, right = (keras.Input((), dtype="int64", name=name) for name in ("left", "right"))
     rows = [keras.layers.Embedding(9, 2)(one) for one in (left, right)]
@@ -439,7 +428,7 @@ def model_of(make, shape=(2,), dtype="int64"):
         ),
     ],
 )
-@pytest.mark.filterwarnings("ignore")
+@pytest.mark.filterwarnings("ignore")  # of Keras, about the model
 def test_a_model_that_cannot_be_imported_is_refused(started, tmp_path, make, expected):
     keras.utils.clear_session()
     model = make()
@@ -461,7 +450,6 @@ def test_a_table_has_the_keys_of_one_layer(tmp_path):
         from_keras(model, [[["a"]], [["b"]]], tmp_path, "model")
 
 
-@pytest.mark.filterwarnings("ignore")
 def test_answers_to_the_example_are_compared_with_its_preprocessing(tmp_path):
     item, price = keras.Input((), dtype="int64", name="item"), keras.Input((1,), name="price")
     normalization = keras.layers.Normalization()
@@ -474,7 +462,7 @@ def test_answers_to_the_example_are_compared_with_its_preprocessing(tmp_path):
         from_keras(model, [[1], [[5.0]]], tmp_path, "model")
 
 
-@pytest.mark.filterwarnings("ignore")
+@pytest.mark.filterwarnings("ignore")  # of Keras, about the model
 def test_full_sequences_have_the_padding_of_the_others(tmp_path):
     seen, item = keras.Input((4,), dtype="int64", name="seen"), keras.Input((1,), dtype="int64", name="item")
     table = keras.layers.Embedding(9, 3, mask_zero=True)
@@ -522,7 +510,6 @@ def test_an_example_that_the_model_does_not_take_is_refused(tmp_path, example, e
         from_keras(model, example, tmp_path, "model")
 
 
-@pytest.mark.filterwarnings("ignore")
 def test_the_network_has_constants_and_numbers_that_a_normalization_and_others_read(tmp_path):
     item, price = keras.Input((), dtype="int64", name="item"), keras.Input((), name="price")
     numbers = keras.ops.expand_dims(price, -1)

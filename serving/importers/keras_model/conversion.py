@@ -1,6 +1,9 @@
 """Turn a Keras model into a version of a model. ``from_keras`` is the public call."""
 
+import logging
+import warnings
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -15,7 +18,7 @@ from serving.features.definition import ListConfig
 from serving.features.keras_archive import definition_of_archive
 from serving.importers.keras_model.example import as_inputs, read_example, said
 from serving.importers.keras_model.graph import OF_SUBCLASS, KerasGraph, Lookup, is_float, kind_of
-from serving.importers.keras_model.network import Network, dense_name, mask_name, quiet
+from serving.importers.keras_model.network import Network, dense_name, mask_name
 from serving.importers.matching import Matching
 from serving.importers.network import check_network
 from serving.importers.outputs import ADVICE, Kind, strange_answers
@@ -29,6 +32,7 @@ from serving.model.sequences import SequenceSlots
 from serving.sources.rows import TableRows, rows_of_array
 
 _SAMPLES = 64  # of the random requests
+_LOGGERS = ("tensorflow", "tf2onnx", "torch.onnx", "onnxscript")
 
 
 def convert(
@@ -53,6 +57,30 @@ def convert(
         reason = f"expected a functional or a sequential model, got {came}; {OF_SUBCLASS}"
         raise ConfigError(str(model.name), "", reason)
     _check_names(model)
+    with _quiet():
+        graph, arrays = _read(keras, model, example, tolerance, outputs)
+        return _Conversion(keras, graph, arrays, logits, max_batchsize).write(repository, name, tolerance)
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Silence Keras and its exporters, which warn about their own code."""
+    levels = {name: logging.getLogger(name).level for name in _LOGGERS}
+    try:
+        for name in levels:
+            logging.getLogger(name).setLevel(logging.CRITICAL)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        for name, level in levels.items():
+            logging.getLogger(name).setLevel(level)
+
+
+def _read(
+    keras: Any, model: Any, example: Any, tolerance: float, outputs: Mapping[str, Kind] | None
+) -> tuple[KerasGraph, dict[str, NDArray[Any]]]:
+    """Return the parts of a model, and the example as arrays."""
     flat = _without_inner(keras, model)
     graph = KerasGraph(keras, flat, outputs)
     arrays = read_example(model, example)
@@ -63,7 +91,7 @@ def convert(
             reason = "a model overrides call, or its answers are random; expected models that are only their layers"
             raise ConfigError(str(model.name), "", reason)
     graph.find_padding(given)
-    return _Conversion(keras, graph, arrays, logits, max_batchsize).write(repository, name, tolerance)
+    return graph, arrays
 
 
 def answers_to(keras: Any, model: Any, example: Any) -> list[Any]:
@@ -186,8 +214,7 @@ class _Conversion:
         if not is_list_read_once and not graph.has_preprocessing:
             return self._definition_of_positions()
         archive = folder / "model.keras"
-        with quiet():
-            graph.model.save(archive)
+        graph.model.save(archive)
         return self._sized(definition_of_archive(archive, self._source, graph.in_network))
 
     def _definition_of_positions(self) -> FeatureDefinition:

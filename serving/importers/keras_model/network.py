@@ -1,9 +1,6 @@
 """The dense network of a Keras model: everything behind the embeddings, as Keras exports it."""
 
-import logging
-import warnings
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +10,6 @@ from numpy.typing import NDArray
 from serving.errors import ConfigError
 from serving.importers.keras_model.example import said
 from serving.importers.keras_model.graph import KerasGraph, Lookup
-
-_LOGGERS = ("tensorflow", "tf2onnx", "torch.onnx", "onnxscript")
 
 
 def dense_name(graph: KerasGraph) -> str:
@@ -31,21 +26,6 @@ def mask_name(graph: KerasGraph, table: str) -> str:
     while name in (*graph.tables, dense_name(graph)):
         name += "_"
     return name
-
-
-@contextmanager
-def quiet() -> Iterator[None]:
-    """Silence the exporters, which warn about their own code."""
-    levels = {name: logging.getLogger(name).level for name in _LOGGERS}
-    try:
-        for name in levels:
-            logging.getLogger(name).setLevel(logging.CRITICAL)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        for name, level in levels.items():
-            logging.getLogger(name).setLevel(level)
 
 
 class Network:
@@ -118,12 +98,11 @@ class Network:
         example = {name: np.zeros((1, *one.shape[1:]), np.float32) for name, one in self._inputs.items()}
         self._model(example)  # before an export
         file = folder / "network.onnx"
-        with quiet():
-            try:
-                self._model.export(str(file), format="onnx", verbose=False)
-            except Exception as err:  # of any exporter
-                reason = f"Keras cannot export the layers behind the embeddings to ONNX: {said(err)[:500]}"
-                raise ConfigError(self._graph.source, "", reason) from err
+        try:
+            self._model.export(str(file), format="onnx", verbose=False)
+        except Exception as err:  # of any exporter
+            reason = f"Keras cannot export the layers behind the embeddings to ONNX: {said(err)[:500]}"
+            raise ConfigError(self._graph.source, "", reason) from err
         exported = onnx.load(str(file))
         self._fill_constants(exported.graph)
         self._check_operators(exported)
