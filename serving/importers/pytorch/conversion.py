@@ -178,6 +178,7 @@ def _expected_answers(runner: Runner, sources: Sources, logits: bool) -> Expecte
     is_nan = answers.isnan().any(dim=1).numpy()
     if is_nan.any() and sources.has_empty(run, _SAMPLES)[is_nan].all():
         advice = "mask scores with -1e9 instead of -inf, and divide by lengths of at least 1"
+        advice += "; nn.MultiheadAttention takes a mask of floats"
         raise ConfigError(runner.source, "", f"the answer to an empty sequence is not a number; {advice}")
     if fault := strange_answers(answers.numpy(), run.outputs):
         other = "for other numbers, use outputs={'rating': 'score'} or outputs={'user': 'vector'}"
