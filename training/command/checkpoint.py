@@ -23,7 +23,7 @@ from typing import Any
 from serving.errors import ConfigError, OutputError
 from serving.model.atomic import atomic_directory, remove_killed_writes
 from serving.model.dense_file import read_dense, write_dense
-from serving.model.strict_json import Fields, describe, read_json
+from serving.model.strict_json import Fields, describe, read_json, shorten
 from training.checkpoint_file import read_checkpoint_file, write_checkpoint_file
 from training.checkpoint_folder import CheckpointFolder
 from training.model.ctr_model import CtrModel
@@ -131,8 +131,8 @@ class Checkpoints:
         plain = {name: value for name, value in self._settings.items() if name not in ("content", "graph")}
         for name, value in plain.items():
             if found.value(name) != value:
-                was, now = json.dumps(found.value(name)), json.dumps(value)
-                raise found.error(f"the checkpoint was made with {was}, and now it is {now}", name)
+                place, was, now = _difference(name, found.value(name), value)
+                raise found.error(f"the checkpoint was made with {was}, and now it is {now}", place)
         _check_content(found, self._settings["content"], self._settings)
         if found.value("graph") != self._settings["graph"]:  # its losses know the mean of the labels, so it comes last
             raise found.error("the checkpoint was made with another graph", "graph")
@@ -190,6 +190,17 @@ class Checkpoints:
 
     def _nothing(self) -> ConfigError:
         return ConfigError(str(self._folder), "", "no checkpoint, so nothing can be resumed")
+
+
+def _difference(place: str, was: Any, now: Any) -> tuple[str, str, str]:
+    """Return where two JSON values first differ, and both as text."""
+    if isinstance(was, dict) and isinstance(now, dict) and was.keys() == now.keys():
+        name = next(name for name in was if was[name] != now[name])
+        return _difference(f"{place}.{name}", was[name], now[name])
+    if isinstance(was, list) and isinstance(now, list) and len(was) == len(now):
+        number = next(number for number, pair in enumerate(zip(was, now, strict=True)) if pair[0] != pair[1])
+        return _difference(f"{place}[{number}]", was[number], now[number])
+    return place, shorten(json.dumps(was)), shorten(json.dumps(now))
 
 
 def _check_content(found: Fields, now: dict[str, str], settings: dict[str, Any]) -> None:
