@@ -87,6 +87,11 @@ class RequiredKeys:
 
 def _wrong_count(sample: int, name: str, counts: NDArray[np.int32]) -> RequestError:
     found, needed = int(counts.sum()), counts.size
+    if found == needed:
+        came = ", ".join(map(str, counts.tolist()))
+        return RequestError(
+            f"sample {sample} has {came} keys in the slots of {name!r}, but the network needs one in each"
+        )
     came = f"{found or 'no'} key{'s' * (found > 1)}"
     reason = "; a missing value has no key" * (found < needed)
     expected = f"the network needs exactly {needed if needed > 1 else 'one'}"
