@@ -119,7 +119,7 @@ def test_a_list_whose_values_have_slots_of_their_own_needs_all(tmp_path):
             ):
                 session.predict({**given, "seen": [seen]})
         with pytest.raises(
-            RequestError, match="sample 0 has 2, 0 keys in the slots of 'seen', but .* needs one in each"
+            RequestError, match=r"sample 0 has 2, 0 keys in the slots of 'seen', but .* needs one in each"
         ):
             session.predict(ZEROS[:1], np.array([1, 2, 0]), np.array([0, 1, 3, 3]))
 
