@@ -39,13 +39,17 @@ _EPSILON = np.float32(1e-7)  # Keras's least standard deviation
 
 
 class _Layer(NamedTuple):
-    """A layer: its class, its name, its options, the inputs that it reads in each call, and its folder's name."""
+    """A layer: its class, its name, its options, the inputs that it reads in each call, and its folder's name.
+
+    A class of the user may have the name of a class of Keras.
+    """
 
     kind: str
     name: str
     options: Mapping[str, Any]
     calls: Sequence[str]
     folder: str
+    is_of_keras: bool
 
 
 def definition_of_archive(path: Path, source: str = "", others: Collection[str] = ()) -> FeatureDefinition:
@@ -103,7 +107,8 @@ class _Archive:
             counts[snake] += 1
             calls = [_made_by(node) for node in entry["inbound_nodes"]] if "inbound_nodes" in entry else [before]
             before = options["name"]
-            self.layers.append(_Layer(kind, before, options, calls, folder))
+            is_of_keras = str(entry.get("module", "keras")).startswith("keras")
+            self.layers.append(_Layer(kind, before, options, calls, folder, is_of_keras))
 
     def read(self, name: str) -> bytes:
         """Return the content of an entry. Raise KeyError if there is none."""
@@ -128,6 +133,8 @@ def _definition(archive: _Archive, others: Collection[str]) -> FeatureDefinition
     for layer in archive.layers:
         if layer.kind not in _FEATURES or layer.name in others:
             continue
+        if not layer.is_of_keras:
+            raise archive.error(layer, "expected the layer of Keras, got another class of this name")
         shares: dict[str, Any] = {}
         for maker in dict.fromkeys(layer.calls):
             if maker not in inputs:
