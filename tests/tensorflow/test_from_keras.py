@@ -145,10 +145,10 @@ def clicks():
             {"genres": [["war", "drama"], ["other"]], "film": [3, 4]},
             id="strings",
         ),
-        pytest.param(clicks, np.array([[0, 0, 5, 1], [2, 3, 2, 8]]), {"seen": [[5, 1], [2, 3, 2, 8]]}, id="ids"),
+        pytest.param(clicks, np.array([[0, 0, 5, 1], [2, 3, 2, 8]]), {"seen": [[0, 5, 1], [2, 3, 2, 8]]}, id="ids"),
     ],
 )
-def test_requests_have_masked_sequences_without_their_padding(tmp_path, make, padded, columns):
+def test_requests_need_no_padding_of_masked_sequences(tmp_path, make, padded, columns):
     keras.utils.set_random_seed(1)
     model = make()
 
