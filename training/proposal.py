@@ -246,9 +246,9 @@ def _proposed_label(pa: Any, path: Path, label: str, values: Any, learned: int, 
         raise err if err.record is None or not has_csv(path) else with_line(pa, err)
 
     if _is_text(pa.types, values.type):
-        values = _typed(pa, compute.utf8_trim_whitespace(values))
+        texts, values = values, _typed(pa, compute.utf8_trim_whitespace(values))
         if _is_text(pa.types, values.type):
-            known = sorted(map(repr, values.unique().to_pylist()[:3]), reverse=True)  # 'yes' before 'no'
+            known = sorted(map(repr, texts.unique().to_pylist()[:3]), reverse=True)  # 'yes' before 'no'
             expected = f"{loss.expected}, true or false" if loss.kind == "probability" else loss.expected
             advice = f"; turn the label into 0 and 1, such as {label} == {known[0]}"
             refuse(f"expected {expected}, found the texts {', '.join(known)}{advice}")

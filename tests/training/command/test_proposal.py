@@ -315,7 +315,7 @@ def test_a_file_of_features_is_kept(data, capsys):
             "hive: the folder has no Parquet or CSV files, and those of its folders are not read; 0 of 1",
         ),
         ("wrong.parquet", "clicked", "wrong.parquet: "),
-        ("answers.csv", "clicked", "column clicked: expected 0 or 1, true or false, found the texts 'yes', 'no'; turn"),
+        ("answers.csv", "clicked", "column clicked: expected 0 or 1, true or false, found the texts 'yes', ' no'"),
     ],
 )
 def test_data_without_features_is_refused(data, capsys, file, label, text):
@@ -334,7 +334,7 @@ def test_data_without_features_is_refused(data, capsys, file, label, text):
     (data / "short.csv").write_text("clicked,a,b\n1,x,1\n0,y\n")
     (data / "latin.csv").write_bytes(b"clicked,a,b\n1,Z\xfcrich,1\n0,y,2\n")
     (data / "twice.csv").write_text("clicked,a,a\n1,x,1\n0,y,2\n")
-    (data / "answers.csv").write_text("clicked,a\nyes,x\nno,y\n")
+    (data / "answers.csv").write_text("clicked,a\nyes,x\n no,y\n")
     assert train(file=file, label=label) == 1
     assert text in capsys.readouterr().err
     assert not list(data.glob("*.features.json"))
