@@ -2,11 +2,13 @@
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from training.data.checks import ColumnMap
+from training.data.raw_columns import RawColumns
 from training.data.source import SampleSource
 from training.model.document import TrainingDocument
 from training.model.losses import Floats, figure_text
@@ -15,6 +17,7 @@ from training.model.trainer import EpochResult
 from training.samples import Samples
 
 _LOOKED_AT = 16_384  # rows
+_MOST_UNKNOWN = 0.5  # of the values of a vocabulary
 _LARGE_SHIFT = 0.5  # of a mean, in standard deviations: rarely seen from one day to the next
 _STANDARD_ERRORS = 4.0  # of the mean of few rows: more is no chance
 _LARGE = 100.0  # a dense network learns little from numbers of this size, and may diverge
@@ -65,6 +68,13 @@ def of_labels(document: TrainingDocument, learned: LearnedLabels, rows: int) -> 
                 f"note: in {of_rows} training rows {name} is {mean:g}, so the model learns a constant. If the data is "
                 f"sorted by {name}, shuffle its rows"
             )
+
+
+def of_values(path: Path, columns: RawColumns) -> Iterator[str]:
+    """Warn of vocabularies that have few of the values of the data that was read last."""
+    for name, share in columns.unknown_shares().items():
+        if share > _MOST_UNKNOWN:
+            yield f"note: {path}: {share:.1%} of the values of {name} are not in its vocabulary"
 
 
 def of_epoch(document: TrainingDocument, result: EpochResult, rows: int, learned: LearnedLabels) -> Iterator[str]:

@@ -76,13 +76,12 @@ def _lines(options: argparse.Namespace, processes: Processes) -> Iterator[str]:
     remove_killed_writes(options.output, _TEMPORARY)
     torch.set_num_threads(options.threads)
     set_lookup_threads(options.threads)
-    samples, evaluation, best_known = _read(options, document, features, processes)
+    samples, evaluation, about_data = _read(options, document, features, processes)
     labels, weights = first_labels(samples)
     document = with_label_statistics(document, labels, weights)
     learned = notes.LearnedLabels(labels, weights)
     data = _described_data(options, samples, evaluation) if processes.is_first else {}
-    if best_known:
-        yield best_known
+    yield from about_data
     if "solver" in document.document:
         yield f"note: {document.graph.source}: solver: no effect: the options of `hotrow train` take its place"
     yield from notes.of_labels(document, learned, len(samples))
@@ -175,20 +174,23 @@ def _model(document: TrainingDocument, options: argparse.Namespace, processes: P
 
 def _read(
     options: argparse.Namespace, document: TrainingDocument, features: FeatureFile | None, processes: Processes
-) -> tuple[Samples | FileSource, Samples | FileSource, str]:
-    """Return the training samples, the evaluation samples, and a line about the best known AUC."""
+) -> tuple[Samples | FileSource, Samples | FileSource, Sequence[str]]:
+    """Return the training samples, the evaluation samples, and lines about the best known AUC or unknown values."""
     if options.synthetic is not None:
         data = generate_for(document.graph, options.synthetic, options.seed)
         check_samples_fit(document.graph, data.samples)
         cut = _cut(options.synthetic)
         best = {label: data.best_known_auc(slice(cut, None), label) for label in range(document.graph.label_dim)}
-        return data.samples[:cut], data.samples[cut:], f"best known AUC {_per_label(document, best)}"
+        return data.samples[:cut], data.samples[cut:], [f"best known AUC {_per_label(document, best)}"]
     samples = _open(options, document, features, options.data, processes)
+    lines = [] if features is None else [*notes.of_values(options.data, features)]
     if options.eval_data is not None:
-        return samples, _open(options, document, features, options.eval_data, processes), ""
+        evaluation = _open(options, document, features, options.eval_data, processes)
+        lines += [] if features is None else notes.of_values(options.eval_data, features)
+        return samples, evaluation, lines
     if len(samples) < 2:
         raise DataError(options.data, ONE_SAMPLE)
-    return samples[: _cut(len(samples))], samples[_cut(len(samples)) :], ""
+    return samples[: _cut(len(samples))], samples[_cut(len(samples)) :], lines
 
 
 def _described_data(

@@ -1,5 +1,6 @@
 """Columns of raw features in files, and what a definition makes of them."""
 
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
@@ -70,6 +71,16 @@ class RawColumns:
         """The columns of the labels, the dense features, the slots and the weights."""
         return ColumnMap(self.labels, self.dense, self.slots, self.weight)
 
+    def unknown_shares(self) -> dict[str, float]:
+        """Return which share of the values since the last call each vocabulary does not have."""
+        counts: dict[str, Counter[str]] = {}
+        for sample in self.reader.readings(()):
+            of = dict(sample.labels)
+            if "state" in of and isinstance(sample.value, int):
+                counts.setdefault(of["feature"], Counter())[of["state"]] += sample.value
+        self.reader.forget_counts()
+        return {name: count["unknown"] / max(count.total(), 1) for name, count in counts.items()}
+
     def samples(self, labels: NDArray[np.float32], arrays: Mapping[str, Any]) -> Samples:
         """Return the samples of Arrow arrays by feature, and of labels float32[B, L].
 
@@ -77,5 +88,6 @@ class RawColumns:
             FeatureValueError: a value cannot be used.
         """
         found = self.reader.transform(columns_of_arrays(self.reader, arrays, len(labels)), len(labels))
+        self.reader.count(found)
         bags = Bags(found.keys, found.row_ptrs.astype(np.int64), len(self.slots))
         return Samples(labels, found.dense, bags)

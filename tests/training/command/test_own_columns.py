@@ -194,6 +194,18 @@ def test_slots_with_equal_keys_in_one_table_are_named(folder, capsys):
     assert not list(of_samples(document, default_columns(document), samples, is_raw=False))  # a history has its targets
 
 
+def test_a_vocabulary_without_the_values_of_the_data_is_named(capsys):
+    write_csv("a.csv", {**columns(), "country": ["de", "fr"] * (ROWS // 2)})
+    write_csv("b.csv", {**columns(), "country": ["DE", "fr", "IT", "FR"] * (ROWS // 4)})
+    features = [{"name": "user", "kind": "hash", "buckets": 50}, {"name": "country", "kind": "vocabulary"}]
+    with open("f.json", "w", encoding="utf-8") as file:
+        json.dump({"format": 1, "features": [features[0], {**features[1], "values": ["de", "fr"]}]}, file)
+    assert train("a.csv", "--features", "f.json") == 0
+    assert "not in its vocabulary" not in capsys.readouterr().out
+    assert train("a.csv", "--features", "f.json", "--eval-data", "b.csv") == 0
+    assert "\nnote: b.csv: 75.0% of the values of country are not in its vocabulary\n" in f"\n{capsys.readouterr().out}"
+
+
 def test_numbers_that_are_equal_in_float32_are_named(capsys):
     write_csv("a.csv", {**columns(), "stamp": [10**9 + number % 9 for number in range(ROWS)]})
     features = [{"name": "user", "kind": "hash", "buckets": 50}, {"name": "stamp", "kind": "dense", "mean": 1e9}]
