@@ -118,7 +118,9 @@ def _with_positions(config: ModelConfig, batch: Batch) -> Batch:
                 raise _too_long(config, place, found)
             row_ptrs, bags[place] = sequences.spread(row_ptrs, of_slots)
         if is_padding is not None:
-            keys, row_ptrs = keys[~is_padding], row_ptrs - np.append(0, np.cumsum(is_padding, dtype=np.int32))[row_ptrs]
+            left_out = np.zeros(keys.size + 1, np.int32)
+            np.cumsum(is_padding, out=left_out[1:])
+            keys, row_ptrs = keys[~is_padding], row_ptrs - left_out[row_ptrs]
         if sequences is not None and sequences.mask:
             has_key, of_positions = row_ptrs[1:] > row_ptrs[:-1], bags[place]
             masks.append((has_key if of_positions is None else has_key[of_positions]).reshape(-1, sequences.positions))
