@@ -17,7 +17,7 @@ from serving.features import FeatureConfig, FeatureDefinition
 from serving.features.definition import ListConfig
 from serving.features.keras_archive import definition_of_archive
 from serving.importers.keras_model.example import as_inputs, read_example, said
-from serving.importers.keras_model.graph import OF_SUBCLASS, KerasGraph, Lookup, is_float, kind_of
+from serving.importers.keras_model.graph import COMPARISONS, OF_SUBCLASS, KerasGraph, Lookup, is_float, kind_of
 from serving.importers.keras_model.network import Network, dense_name, mask_name
 from serving.importers.matching import Matching
 from serving.importers.network import check_network
@@ -88,8 +88,8 @@ def _read(
     for answer, found in zip(answers_to(keras, model, given), keras.tree.flatten(flat(given)), strict=True):
         expected, own = map(keras.ops.convert_to_numpy, (answer, found))
         if not np.allclose(expected, own, atol=tolerance, equal_nan=True):
-            reason = "a model overrides call, or its answers are random; expected models that are only their layers"
-            raise ConfigError(str(model.name), "", reason)
+            reason = "a model overrides call, or its answers are random or depend on earlier samples"
+            raise ConfigError(str(model.name), "", f"{reason}; expected models that are only their layers")
     graph.find_padding(given)
     return graph, arrays
 
@@ -129,7 +129,7 @@ def _without_inner(keras: Any, model: Any) -> Any:
 
     def placeholder(tensor: Any) -> Any:
         kinds = readers.get(str(tensor.name), set())
-        is_ids = "Embedding" in kinds and kinds <= {"Embedding", "NotEqual"}  # NotEqual makes a mask
+        is_ids = "Embedding" in kinds and kinds <= {"Embedding", *COMPARISONS}
         dtype = "int64" if is_ids and is_float(tensor) else tensor.dtype
         return keras.Input(batch_shape=tensor.shape, dtype=dtype, name=tensor.name)
 

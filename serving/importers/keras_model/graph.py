@@ -13,6 +13,8 @@ from serving.model.sequences import Padding
 
 PREPROCESSING = ("StringLookup", "IntegerLookup", "Hashing", "Discretization")
 EMBEDDINGS = ("Embedding", "All2AllDenseEmbedding")
+#: Comparisons of keys with 0 that make masks, and what they are where a key is not 0.
+COMPARISONS: Mapping[str, bool] = {"NotEqual": True, "Greater": True, "Equal": False}
 
 _AS_EMBEDDING = "Embedding(n, 1) and Flatten compute what a one-hot encoding and Dense(1) compute"
 #: What to do with a subclass of ``keras.Model``.
@@ -23,6 +25,7 @@ _INSTEAD = {
     "HashedCrossing": "give the model an input with the joined texts, and read it with a Hashing layer",
     "TextVectorization": "split the text before, and read the words with a StringLookup with mask_token=''",
     "Cast": "give the input this dtype",
+    **dict.fromkeys(COMPARISONS, "compare keys with 0 only, and set mask_zero in their Embedding"),
     "GetItem": "give each part an input of its own",
 }
 
@@ -141,13 +144,15 @@ class KerasGraph:
         """Return an error that names a layer."""
         return ConfigError(self.source, f"layer {layer.name!r} ({type(layer).__name__})", reason)
 
-    def masks_of(self, lookup: Lookup) -> Iterator[Any]:
-        """Yield the tensors that say which keys of a sequence are not 0; lookups of the same keys have them too."""
+    def masks_of(self, lookup: Lookup) -> Iterator[tuple[Any, bool]]:
+        """Yield the tensors that compare the keys of a sequence with 0, and whether they are true where a key is.
+
+        Lookups of the same keys have the same tensors.
+        """
         for node in self._nodes:
-            if kind_of(node.operation) == "NotEqual":
-                keys, other = node.arguments.args
-                if keys is lookup.keys and isinstance(other, int) and other == 0:
-                    yield node.output_tensors[0]
+            [keys, *others] = node.arguments.args or [None]
+            if kind_of(node.operation) in COMPARISONS and keys is lookup.keys and others == [0]:
+                yield node.output_tensors[0], COMPARISONS[kind_of(node.operation)]
 
     def find_padding(self, example: Any) -> None:
         """Find at which side the example's sequences are padded with key 0."""
@@ -210,7 +215,7 @@ class KerasGraph:
         for tensor in self.model.inputs:
             if not self._readers(tensor):
                 raise self.refuse(self._maker[id(tensor)], "no layer reads it; make the model without it")
-        masks = {id(mask) for lookup in self.lookups if _is_masked(lookup) for mask in self.masks_of(lookup)}
+        masks = {id(mask) for lookup in self.lookups if _is_masked(lookup) for mask, _ in self.masks_of(lookup)}
         for node in self._nodes:
             layer, kind = node.operation, kind_of(node.operation)
             if kind in PREPROCESSING:

@@ -49,11 +49,11 @@ class Network:
             first[table] += lookup.size
             rows, mask = self._rows_of(lookup, place)
             known = {id(one) for one in cuts}
-            for of_keys in graph.masks_of(lookup) if mask is not None else ():
+            for of_keys, is_key in graph.masks_of(lookup) if mask is not None else ():
                 if id(of_keys) in known:  # of another table
                     continue
                 cuts.append(of_keys)
-                parts.append(mask)
+                parts.append(mask if is_key else keras.ops.logical_not(mask))
                 masks.append(None)
             cuts.append(lookup.vectors)
             parts.append(keras.ops.reshape(rows, (-1, *lookup.vectors.shape[1:])))
