@@ -140,8 +140,8 @@ def propose(
         if name not in others
     ]
     if not any(one.feature is not None and one.feature["kind"] != "dense" for one in found):
-        each = "; ".join(f"{one.column}: {_text_of(one)}" for one in found[:_MOST_SHOWN])
-        reason = f"no column can be a category, which an embedding needs ({each})"
+        each = "; ".join(f"{one.column}: {_text_of(one)}" for one in found[:_MOST_SHOWN]) or "there is none"
+        reason = f"no other column can be a category, which an embedding needs ({each})"
         raise DataError(path, f"{reason}. Write a features.json, and give it --features")
     return of_labels + found
 

@@ -219,6 +219,8 @@ def _why_unfit(options: argparse.Namespace) -> str:
         "--loss: expected one for all labels, or one for each --label": options.label is not None
         and options.loss is not None
         and len(options.loss) not in (1, len(options.label)),
+        "--label: a column is named twice": len(options.label or ()) != len({*(options.label or ())}),
+        "--weight: the column is a label": options.weight is not None and options.weight in (options.label or ()),
         "--weight needs --data": options.weight is not None and options.data is None,
         "--features and --label need --data": is_raw and options.data is None,
         "--columns does not go with --features or --label": is_raw and options.columns is not None,

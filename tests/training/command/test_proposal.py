@@ -290,7 +290,7 @@ def test_a_file_of_features_is_kept(data, capsys):
         (
             "numbers.parquet",
             "clicked",
-            "numbers.parquet: no column can be a category, which an embedding needs (x: dense)",
+            "numbers.parquet: no other column can be a category, which an embedding needs (x: dense)",
         ),
         (
             "null.parquet",

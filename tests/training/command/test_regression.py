@@ -268,6 +268,8 @@ def test_labels_that_a_loss_does_not_take_are_refused(folder, values, options, t
             ["--label", "rating", "--loss", "mse", "--loss", "log"],
             "--loss: expected one for all labels, or one for each",
         ),
+        (["--label", "rating", "--label", "rating"], "--label: a column is named twice"),
+        (["--label", "rating", "--weight", "rating"], "--weight: the column is a label"),
         (["--from", "models/stars", "--loss", "mse"], "--from keeps the version's network, features and loss"),
     ],
 )
