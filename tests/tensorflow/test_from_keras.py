@@ -208,7 +208,7 @@ def test_two_tables_may_mask_one_list_and_share_smaller_tables(tmp_path):
     others = keras.layers.Embedding(6, 2, mask_zero=True)
     parts = [pool(items(seen)), pool(others(seen)), pool(items(item))]
     for is_key in (keras.ops.equal(seen, 0), seen > 0):
-        parts.append(keras.ops.sum(keras.ops.cast(is_key, "float32") * [1.0, 2.0, 3.0], axis=1, keepdims=True))
+        parts.append(keras.ops.sum(keras.ops.cast(is_key, "float32") * np.float32([1, 2, 3]), axis=1, keepdims=True))
     model = keras.Model([seen, item], behind(keras.layers.Concatenate()(parts)))
     given = [np.array([[1, 5, 0], [2, 0, 0]]), np.array([[8], [3]])]
 
