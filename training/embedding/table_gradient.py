@@ -65,9 +65,10 @@ class TableGradient(torch.Tensor):  # type: ignore[misc]
 
     def rows_in_order(self, table: TrainingTable | None = None) -> GradientRows | None:
         """Return the rows of the first dimension, if it has all rows of a table in their order. None: any table."""
-        for rows, _, start, stop in self.pieces or ():
-            is_all = self.dim() > 0 and rows is not None and (len(self), start, stop) == (rows.count, 0, self.numel())
-            if is_all and table in (None, rows.table):  # type: ignore[union-attr]
+        for rows, width, start, stop in self.pieces or ():
+            if rows is None or not self.dim() or len(self) != rows.count or table not in (None, rows.table):
+                continue
+            if start == 0 and stop == self.numel() == rows.count * width:
                 return rows
         return None
 
