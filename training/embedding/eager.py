@@ -17,13 +17,13 @@ def eager(function: Function) -> Function:
 
     @wraps(function)
     def call(*arguments: Any, **named: Any) -> Any:
+        if torch.compiler.is_compiling() and not torch.compiler.is_exporting():
+            return torch.compiler.disable(function)(*arguments, **named)
         if torch.compiler.is_exporting() or torch.jit.is_tracing() or _is_recorded():
             advice = "hotrow.from_torch exports a module with its tables"
             raise RuntimeError(
                 f"{function.__qualname__}: a graph cannot have the rows, which are outside PyTorch; {advice}"
             )
-        if torch.compiler.is_compiling():
-            return torch.compiler.disable(function)(*arguments, **named)
         if torch._C._are_functorch_transforms_active():  # autograd.Function asks it too
             advice = "look the vectors up outside, and pass them to what is transformed"
             raise RuntimeError(f"{function.__qualname__}: torch.func does not reach the rows; {advice}")
