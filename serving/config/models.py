@@ -51,6 +51,7 @@ class TableConfig(Record):
         slot_names: the graph's names of the slots; empty if it has none.
         sequences: which slots are sequences; None: all are pooled.
         paddings: of each slot the key that stands for no key; None: it has none. Empty: no slot has one.
+        one_key: each slot that is not a sequence has exactly one key.
     """
 
     name: str
@@ -66,6 +67,7 @@ class TableConfig(Record):
     slot_names: tuple[str, ...] = ()
     sequences: SequenceSlots | None = None
     paddings: tuple[int | None, ...] = ()
+    one_key: bool = False
 
     @property
     def positions(self) -> int:
@@ -325,6 +327,7 @@ def tables_of(
             slot_names=inputs[embedding.bottom].names,
             sequences=inputs[embedding.bottom].sequences,
             paddings=inputs[embedding.bottom].paddings,
+            one_key=inputs[embedding.bottom].one_key,
         )
         for embedding, file in zip(graph.embeddings, files, strict=True)
     )

@@ -22,6 +22,9 @@ def changes(new: ModelConfig, old: ModelConfig) -> Iterator[str]:
         yield "send keys: the new version has no features by name"
     elif theirs is not None and ours is not None:
         yield from _of_features(ours.definition, theirs.definition)
+    before = {slot.name for slot in slots_of(old) if not slot.needs_key}
+    for name in dict.fromkeys(slot.name for slot in slots_of(new) if slot.needs_key and slot.name in before):
+        yield f"always send a key of {name}: it is now required"
     yield from (f"for requests with keys: {line}" for line in _of_keys(new, old))
     if new.label_dim != old.label_dim:
         yield f"read {new.label_dim} predictions of each sample; the old version has {old.label_dim}"

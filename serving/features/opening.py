@@ -1,6 +1,6 @@
 """What a model calls its inputs: the ``features.json`` next to its ``graph.json``, or the names in the graph."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Sequence
 
 from serving.config import ModelConfig
 from serving.errors import ConfigError
@@ -22,38 +22,49 @@ _GRAPH_FILE = "graph.json"
 
 def slots_of(config: ModelConfig) -> list[SlotOfTable]:
     """Return the slots of a model in order."""
-    return _slots(
-        (table.name, table.slots, table.slot_names, table.max_keys_per_sample, table.sequences)
+    return [
+        slot
         for table in config.tables
-    )
+        for slot in _slots(
+            table.name, table.slots, table.slot_names, table.max_keys_per_sample, table.sequences, table.one_key
+        )
+    ]
 
 
 def slots_of_graph(graph: Graph) -> list[SlotOfTable]:
     """Return the slots of a graph in order."""
     inputs = {entry.top: entry for entry in graph.sparse}
     pairs = ((each.table, inputs[each.bottom]) for each in graph.embeddings)
-    return _slots(
-        (table, entry.slots, entry.names, entry.max_keys_per_sample, entry.sequences) for table, entry in pairs
-    )
+    return [
+        slot
+        for table, entry in pairs
+        for slot in _slots(table, entry.slots, entry.names, entry.max_keys_per_sample, entry.sequences, entry.one_key)
+    ]
 
 
-def _slots(tables: Iterable[tuple[str, int, Sequence[str], int | None, SequenceSlots | None]]) -> list[SlotOfTable]:
-    """Return the slots of tables in order.
+def _slots(
+    table: str,
+    slots: int,
+    names: Sequence[str],
+    most_keys: int | None,
+    sequences: SequenceSlots | None,
+    one_key: bool,
+) -> Iterator[SlotOfTable]:
+    """Yield the slots of a table in order.
 
     A table's only slot has the place ``user``, and several slots have their numbers: ``item[0]``, ``item[1]``. These
     are also paths in the keys of a ``/predict`` sample.
     """
-    return [
-        SlotOfTable(
+    for slot in range(slots):
+        most = 0 if sequences is None else sequences.most[slot]
+        yield SlotOfTable(
             place=table if slots == 1 else f"{table}[{slot}]",
             table=table,
             own_name=names[slot] if names else "",
             has_one_key=most_keys == (slots if sequences is None else sequences.positions),
-            most=0 if sequences is None else sequences.most[slot],
+            most=most,
+            needs_key=one_key and not most,
         )
-        for table, slots, names, most_keys, sequences in tables
-        for slot in range(slots)
-    ]
 
 
 def definition_of_names(slots: Sequence[SlotOfTable], dense: Sequence[str]) -> FeatureDefinition | None:

@@ -19,6 +19,7 @@ class SlotOfTable(NamedTuple):
         own_name: the graph's name of the slot; empty if the graph has none.
         has_one_key: a sample has at most one key for each slot of the table.
         most: the most keys of a sequence; 0: the slot is pooled.
+        needs_key: a sample has exactly one key.
     """
 
     place: str
@@ -26,6 +27,7 @@ class SlotOfTable(NamedTuple):
     own_name: str = ""
     has_one_key: bool = False
     most: int = 0
+    needs_key: bool = False
 
     @property
     def name(self) -> str:

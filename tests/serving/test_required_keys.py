@@ -6,8 +6,10 @@ import numpy as np
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
+from serving.config import read_inference_config
 from serving.dense.needs import output_needs
 from serving.errors import ConfigError, RequestError
+from serving.features import changes
 from serving.frontend.front_end import FrontEnd
 from serving.frontend.http.app import create_app
 from serving.model.graph import parse_graph
@@ -28,6 +30,7 @@ class OneKey(SequenceModel):
 
 
 MODEL = OneKey()
+MODELS = (MODEL, "new"), (SequenceModel(), "old")
 RIGHT = [[1], [2], []]  # a sequence may be empty
 ZEROS = np.zeros((2, 2), np.float32)
 WRONG = {
@@ -124,6 +127,13 @@ def test_a_list_whose_values_have_slots_of_their_own_needs_all(tmp_path):
             session.predict(ZEROS[:1], np.array([1, 2, 0]), np.array([0, 1, 3, 3]))
 
     np.testing.assert_allclose(answer, model.probabilities(ZEROS[:1], [[[1], [2], [0]]]), rtol=1e-5)
+
+
+def test_a_check_says_that_a_key_is_now_required(tmp_path):
+    configs = [read_inference_config(one.write(tmp_path, name) / "graph.json", name) for one, name in MODELS]
+
+    assert list(changes(*configs)) == [f"always send a key of {name}: it is now required" for name in ("user", "item")]
+    assert not list(changes(*configs[::-1]))
 
 
 def test_the_key_of_the_graph_is_true_or_false():
