@@ -244,7 +244,7 @@ class PooledTables:
         self._combiners = [table.combiner for table in config.tables]
         self._sizes = sizes = [(table.positions, table.dim) for table in config.tables]
         # Neighbours with the same slots and dim: how many, slots, dim. Their vectors are one array.
-        self._runs = [(len(list(some)), *size) for size, some in groupby(sizes)]
+        self._runs = [(len(list(neighbours)), *size) for size, neighbours in groupby(sizes)]
         slots, dims = zip(*sizes, strict=True)
         self._dims = dims
         counts = [table.counting.pooled for table in tables]

@@ -123,8 +123,8 @@ class Overflow:
         known: dict[bytes, int] = {}
         cursor = -1
         while cursor:
-            ((cursor, some),) = self._nodes.run([plain("HSCAN", partition.times, max(cursor, 0), "COUNT", SCAN_FIELDS)])
-            known |= {key: self._rank(value) for key, value in some.items()}
+            ((cursor, page),) = self._nodes.run([plain("HSCAN", partition.times, max(cursor, 0), "COUNT", SCAN_FIELDS)])
+            known |= {key: self._rank(value) for key, value in page.items()}
         (keys,) = self._nodes.run([plain("HKEYS", partition.values)])  # after the others: inserts write the row first
         ranks = {key: known.pop(key, -1) for key in keys}
         self._remove(partition.times, list(known))

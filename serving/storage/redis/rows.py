@@ -155,8 +155,8 @@ class RedisRows:
     def batches(self, scanned: Iterator[Mapping[bytes, bytes]], batch_rows: int) -> Iterator[tuple[Keys, Vectors]]:
         """Scanned rows in batches, each key once, although Redis may return a key twice."""
         seen, rows = KeyIndex(), dict[bytes, bytes]()
-        for some in scanned:
-            rows |= self._unseen(some, seen)
+        for page in scanned:
+            rows |= self._unseen(page, seen)
             while len(rows) >= batch_rows:
                 listed = list(rows.items())
                 yield self.decoded(dict(listed[:batch_rows]))

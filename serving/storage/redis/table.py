@@ -417,14 +417,14 @@ class RedisTable(LastingTable):
             (partition.values, partition.times, partition.marker, partition.lease, partition.removed)
             for partition in partitions
         ]
-        return sum(int(count) for count in self.store.nodes.run([plain("UNLINK", *some) for some in names]))
+        return sum(int(count) for count in self.store.nodes.run([plain("UNLINK", *keys) for keys in names]))
 
     def _scanned(self, partition: Partition, batch_rows: int) -> Iterator[Mapping[bytes, bytes]]:
         cursor = -1
         while cursor:
             scan = plain("HSCAN", partition.values, max(cursor, 0), "COUNT", min(batch_rows, SCAN_FIELDS))
-            ((cursor, some),) = self.store.nodes.run([scan])
-            yield some
+            ((cursor, page),) = self.store.nodes.run([scan])
+            yield page
 
     def _touch(self, keys: Keys) -> None:
         """Report to the overflow policy, in the background, that these keys were found."""
