@@ -22,6 +22,8 @@ PARTITION = "folder"
 _NAME = re.compile(r"([0-9]{10}|[1-9][0-9]{10,17})\.update")
 _LOOK_INTERVAL_S = 0.02
 _LIST_INTERVAL_S = 1.0
+#: A folder with many files takes long to list, so the interval is at least so many times what the last list took.
+_LIST_PAUSES = 50
 
 
 def file_name(number: int) -> str:
@@ -42,11 +44,14 @@ class FolderSource(UpdateSource):
         self._closed = threading.Event()
         self._position: int | None = None  # None: the earliest file
         self._last: int | None = None  # checksum of the file at the position, until compared
+        self._checked_s = float("-inf")
+        self._latest = 0  # the largest number of the last list
         self._listed_s = float("-inf")
+        self._interval_s = _LIST_INTERVAL_S
 
     def start(self, positions: Mapping[str, str], last: Mapping[str, int] | None = None) -> None:
         """See ``UpdateSource``."""
-        self._listed_s = float("-inf")
+        self._checked_s = float("-inf")
         self._position = None
         self._last = (last or {}).get(PARTITION)
         if (text := positions.get(PARTITION)) is not None:
@@ -62,7 +67,7 @@ class FolderSource(UpdateSource):
             records = self._read_next()
             if records:
                 return records
-            if monotonic() - self._listed_s >= _LIST_INTERVAL_S:
+            if monotonic() - self._checked_s >= self._interval_s:
                 self._check_position()
             if monotonic() >= deadline:
                 return []
@@ -70,14 +75,18 @@ class FolderSource(UpdateSource):
         return []
 
     def lag(self) -> dict[str, int]:
-        """See ``UpdateSource``."""
+        """See ``UpdateSource``. It lists the folder only if files wait, and a large folder seldom."""
         try:
-            numbers = self._numbers()
-        except SourceUnreachableError:
+            if self._position is None:
+                numbers = self._numbers()
+                return {PARTITION: max(numbers) - min(numbers) + 1 if numbers else 0}
+            if not (self._folder / file_name(self._position + 1)).exists():
+                return {PARTITION: 0} if self._folder.is_dir() else {}
+            if monotonic() - self._listed_s >= self._interval_s:
+                self._numbers()
+        except (OSError, SourceUnreachableError):
             return {}
-        if not numbers:
-            return {PARTITION: 0}
-        return {PARTITION: max(max(numbers) - (min(numbers) - 1 if self._position is None else self._position), 0)}
+        return {PARTITION: max(self._latest - self._position, 1)}
 
     def close(self) -> None:
         """See ``UpdateSource``."""
@@ -147,17 +156,21 @@ class FolderSource(UpdateSource):
         if latest < position or (latest > position + 1 and self._read(position + 1) is None):
             first, last = self._ends(numbers)
             raise PositionLostError(str(self._folder), PARTITION, str(position), first, last)
-        self._listed_s = monotonic()
+        self._checked_s = monotonic()
 
     @staticmethod
     def _ends(numbers: set[int]) -> tuple[str, str]:
         return (file_name(min(numbers)), file_name(max(numbers))) if numbers else ("", "")
 
     def _numbers(self) -> set[int]:
+        began_s = monotonic()
         try:
-            return set(_numbers_in(self._folder))
+            numbers = set(_numbers_in(self._folder))
         except OSError as err:
             raise SourceUnreachableError(str(self._folder), f"cannot be listed: {err.strerror}") from err
+        self._latest, self._listed_s = max(numbers, default=0), monotonic()
+        self._interval_s = max(_LIST_INTERVAL_S, _LIST_PAUSES * (self._listed_s - began_s))
+        return numbers
 
 
 class FolderSink(UpdateSink):

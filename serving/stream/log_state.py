@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Self
 
 from serving.model.strict_json import log_newer
@@ -35,15 +35,18 @@ class LogState:
         # The log refuses other texts, which a manifest may have.
         return tuple(int(part) for part in self.position.split("-") if part.isdecimal())
 
-    def after(self, record: Record, message: UpdateMessage | None) -> Self:
-        """The state after a record."""
-        sequences = self.sequences
-        if message is not None and message.publisher is not None and message.sequence is not None:
-            name = publisher_of(message)
-            others = [pair for pair in sequences.items() if pair[0] != name]
-            newest = max(message.sequence, sequences.get(name, message.sequence))  # a message may come again
-            sequences = dict([*others[-MOST_PUBLISHERS + 1 :], (name, newest)])
-        return type(self)(record.position, sequences, check_sum(record.payload))
+    def after(self, record: Record) -> Self:
+        """The state after a record, without the sequence number of its message."""
+        return type(self)(record.position, self.sequences, check_sum(record.payload))
+
+    def with_sequence(self, message: UpdateMessage) -> Self:
+        """The state with the sequence number of a message, if it has any."""
+        if message.publisher is None or message.sequence is None:
+            return self
+        name = publisher_of(message)
+        others = [pair for pair in self.sequences.items() if pair[0] != name]
+        newest = max(message.sequence, self.sequences.get(name, message.sequence))  # a message may come again
+        return replace(self, sequences=dict([*others[-MOST_PUBLISHERS + 1 :], (name, newest)]))
 
     def write(self) -> str:
         """Return the state as text."""

@@ -240,14 +240,16 @@ class ModelUpdates:
 
     def _take(self, record: Record) -> None:
         """Apply one record, or skip it, or reject it."""
-        message, log = None, self._logs.get(record.partition, LogState())
+        log = self._logs.get(record.partition, LogState())
+        state = log.after(record)
         try:
             message = self._message(record)
             if message is not None:
-                self._apply(record, message, log)
+                state = state.with_sequence(message)
+                self._apply(record, message, log, state)
         except BadMessageError as err:
             self._reject(record, err.reason, str(err))
-        self._logs[record.partition] = log.after(record, message)
+        self._logs[record.partition] = state
         self.counters.reached(record)
 
     def _message(self, record: Record) -> UpdateMessage | None:
@@ -261,18 +263,20 @@ class ModelUpdates:
             return decode_hps(record.payload, record.topic, key_bytes, record.message_key)
         return decode(record.payload)
 
-    def _apply(self, record: Record, message: UpdateMessage, log: LogState) -> None:
+    def _apply(self, record: Record, message: UpdateMessage, log: LogState, state: LogState) -> None:
         """Write the rows of a message, if it is for this model and was not applied before.
+
+        ``log`` is the log's state before the record, and ``state`` after it.
 
         Raises:
             BadMessageError: no server could take it.
             StoreError: the source of truth does not take it now.
         """
-        if reason := self._why_skipped(record, message, log):
+        if reason := self._why_skipped(record, message, log, state):
             return self.counters.skipped(reason)
         if message.kind is Kind.BARRIER:
             return self.counters.applied(record, message)
-        table, state = self._tables[message.table], log.after(record, message)
+        table = self._tables[message.table]
         change = Change(table, message.keys, message.rows, adds=message.kind is Kind.ACCUMULATE)
         try:
             view = table.truth.view
@@ -296,7 +300,7 @@ class ModelUpdates:
         self._answered_keys = [count.requests.read(count.place)[0] for count in counts]
         return before != self._answered_keys
 
-    def _why_skipped(self, record: Record, message: UpdateMessage, log: LogState) -> str:
+    def _why_skipped(self, record: Record, message: UpdateMessage, log: LogState, state: LogState) -> str:
         """Why a message does not change the model's rows; empty if it does.
 
         Raises:
@@ -316,7 +320,7 @@ class ModelUpdates:
             raise BadMessageError("table", f"model {message.model!r} has no table {message.table!r}{known}")
         if not self._stream.takes(message.model, message.table):
             return "filter"
-        if log.after(record, message).order <= reached.get(record.partition, LogState()).order:
+        if state.order <= reached.get(record.partition, LogState()).order:
             return "repeated"
         return ""
 

@@ -6,6 +6,7 @@ import pytest
 
 from serving.errors import ConfigError, PositionLostError, SinkError, SourceUnreachableError
 from serving.stream import BadMessageError, decode, open_sink, open_source
+from serving.stream import folder as folder_log
 from tests.serving.ordinary_rights import ordinary_rights
 
 
@@ -33,6 +34,26 @@ def test_files_are_numbered_from_one_and_hold_the_messages(folder, source):
     assert sorted(path.name for path in folder.iterdir()) == [f"000000000{number}.update" for number in (1, 2, 3)]
     assert (folder / "0000000002.update").read_bytes() == b"message 1"
     assert payloads(source) == [b"message 0", b"message 1", b"message 2"]
+
+
+def test_a_folder_of_many_files_is_seldom_listed(source, monkeypatch):
+    """A list of a million files takes a second of the processor that requests need."""
+    clock, lists, numbers_in = [100.0], [], folder_log._numbers_in
+
+    def slow(folder):
+        clock[0] += 2.0
+        lists.append(clock[0])
+        return numbers_in(folder)
+
+    assert len(source.poll(0.0)) == 3
+    monkeypatch.setattr(folder_log, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(folder_log, "_numbers_in", slow)
+    for _ in range(300):
+        clock[0] += 1.0
+        assert source.poll(0.0) == []
+        assert source.lag() == {"folder": 0}
+
+    assert len(lists) == 3
 
 
 def test_files_stay_after_they_were_read(folder, source):
