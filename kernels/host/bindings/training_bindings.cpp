@@ -106,6 +106,7 @@ class BagLookup {
   bool is_of_rows() const { return is_of_rows_; }
   size_t count() const { return count_; }
   size_t keys() const { return keys_.size(); }
+  const int64_t* key_data() const { return keys_.data(); }
   bool has_weights() const { return weights_.has_value(); }
   nb::object source() const { return source_; }
   const std::string& name() const { return table_ ? table_->options().name : array_->name(); }
@@ -116,7 +117,6 @@ class BagLookup {
             weights_ ? weights_->data() : nullptr};
   }
   size_t array_rows() const { return array_->rows(); }
-  int64_t key(int64_t row) const { return table_ ? table_->key(row) : row; }
 
   // The methods below need the table's lock.
   void find_rows() { trains_ ? find_or_insert() : find(); }
@@ -263,8 +263,10 @@ class Gradients {
   void refresh() const {
     for (BagLookup* lookup : lookups_) lookup->refresh();
   }
-  BagGradient of(size_t number) const {
-    return {lookups_[number]->bags(), arrays_[number]->data<const float>(), lookups_[number]->is_of_rows()};
+  BagGradient of(size_t number, bool with_keys = false) const {
+    const BagLookup& lookup = *lookups_[number];
+    const int64_t* keys = with_keys ? lookup.key_data() : nullptr;
+    return {lookup.bags(), arrays_[number]->data<const float>(), lookup.is_of_rows(), keys};
   }
 
  private:
@@ -290,7 +292,7 @@ nb::list sum_row_gradients(const nb::sequence& lookups_in, const nb::sequence& g
     locks.emplace(tables_of(lookups));
     gradients.refresh();
     CorePool::shared().run(lookups.size(), [&](size_t i) {
-      rows[i] = std::make_unique<RowGradients>(std::vector<BagGradient>{gradients.of(i)}, lookups[i]->dim());
+      rows[i] = std::make_unique<RowGradients>(std::vector<BagGradient>{gradients.of(i, true)}, lookups[i]->dim());
       orders[i] = ascending(rows[i]->rows());
     });
   }
@@ -298,11 +300,10 @@ nb::list sum_row_gradients(const nb::sequence& lookups_in, const nb::sequence& g
   std::vector<std::unique_ptr<Array>> sums_out;
   std::vector<RowSums> all;
   for (size_t i = 0; i < lookups.size(); ++i) {
-    const std::vector<int64_t>& distinct = rows[i]->rows();
-    std::vector<int64_t> keys(distinct.size());
+    std::vector<int64_t> keys(orders[i].size());
     std::transform(orders[i].begin(), orders[i].end(), keys.begin(),
-                   [&](uint32_t place) { return lookups[i]->key(distinct[place]); });
-    nb::object sums = python().empty(nb::make_tuple(distinct.size(), lookups[i]->dim()), python().float32);
+                   [&](uint32_t place) { return rows[i]->keys()[place]; });
+    nb::object sums = python().empty(nb::make_tuple(keys.size(), lookups[i]->dim()), python().float32);
     sums_out.push_back(std::make_unique<Array>(sums, "sums", "float32[U, D]", Array::kWrite));
     all.push_back({lookups[i]->view(), rows[i].get(), std::move(orders[i]), sums_out.back()->data<float>()});
     answers.append(nb::make_tuple(array_of(keys), sums));
@@ -321,19 +322,17 @@ nb::tuple merge_gradients(const nb::sequence& lookups_in, const nb::sequence& gr
   for (const BagLookup* lookup : lookups)
     if (!table || lookup->table() != table) throw nb::type_error("lookups: expected lookups of one TrainingTable");
   std::unique_ptr<RowGradients> rows;
-  std::vector<int64_t> keys;
   std::optional<TableLocks> locks;  // until the end, because rows must stay what they are
   {
     const GilRelease release;
     locks.emplace(tables_of(lookups));
     gradients.refresh();
     std::vector<BagGradient> all;
-    for (size_t i = 0; i < lookups.size(); ++i) all.push_back(gradients.of(i));
+    for (size_t i = 0; i < lookups.size(); ++i) all.push_back(gradients.of(i, true));
     require_one_kind(all);
     rows = std::make_unique<RowGradients>(all, table->options().dim);
-    for (const int64_t row : rows->rows()) keys.push_back(table->key(row));
   }
-  nb::object merged = nb::cast(BagLookup(lookups[0]->source(), std::move(keys), rows->rows()));
+  nb::object merged = nb::cast(BagLookup(lookups[0]->source(), rows->keys(), rows->rows()));
   nb::object sums = python().empty(nb::make_tuple(rows->rows().size(), table->options().dim), python().float32);
   const Array sums_array(sums, "sums", "float32[U, D]", Array::kWrite);
   std::vector<uint32_t> order(rows->rows().size());
@@ -370,12 +369,14 @@ nb::tuple merge_lookups(const nb::sequence& lookups_in) {
       for (size_t bag = 0; bag < bags.count; ++bag) {
         if (bags.rows[bag] < 0) continue;
         const size_t position = positions.find_or_insert(bags.rows[bag], rows.size());
-        if (position == rows.size()) rows.push_back(bags.rows[bag]);
+        if (position == rows.size()) {
+          rows.push_back(bags.rows[bag]);
+          keys.push_back(lookups[i]->key_data()[bag]);
+        }
         places[i].resize(rows.size(), -1);
         places[i][position] = static_cast<int64_t>(bag);
       }
     }
-    for (const int64_t row : rows) keys.push_back(table->key(row));
   }
   nb::list places_out;
   for (std::vector<int64_t>& one : places) {

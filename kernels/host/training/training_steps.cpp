@@ -207,7 +207,7 @@ RowGradients::RowGradients(const std::vector<BagGradient>& lookups, size_t dim)
   last_.reserve(n);
   const bool are_distinct = lookups.size() == 1 && are_of_rows_;  // merge_gradients has merged equal rows
   RowPositions positions(are_distinct ? 0 : n);
-  for (const auto& [bags, gradient, is_of_rows] : lookups) {
+  for (const auto& [bags, gradient, is_of_rows, keys] : lookups) {
     const size_t count = bags.size();
     for (size_t bag = 0; bag < bags.count; ++bag) {
       const float divisor = bags.divisor(bag);
@@ -221,6 +221,7 @@ RowGradients::RowGradients(const std::vector<BagGradient>& lookups, size_t dim)
         if (position == rows_.size()) {
           rows_.push_back(bags.rows[i]);
           last_.push_back(-1);
+          if (keys) keys_.push_back(keys[i]);
         }
         int32_t& last = last_[position];
         places_.push_back({gradient + bag * dim, divisor == 0 ? 0 : bags.weight(i) / divisor, last});

@@ -42,6 +42,7 @@ struct BagGradient {
   RowBags bags;
   const float* gradient;  // [bags.count][dim], of the pooled bags
   bool is_of_rows = false;  // a bag is a row, and this is the gradient of the row as it is stored, before max_norm
+  const int64_t* keys = nullptr;  // of each row number, if `RowGradients::keys` is to have them
 };
 
 // The distinct rows that some lookups of one table have read, and the sums of their gradients.
@@ -52,6 +53,8 @@ class RowGradients {
 
   // In the order of their first places.
   const std::vector<int64_t>& rows() const { return rows_; }
+  // The key of each distinct row, if all lookups have keys.
+  const std::vector<int64_t>& keys() const { return keys_; }
   // sum[dim] = the gradient of a distinct row, which `place` counts.
   void sum(const TrainedRows& table, size_t place, float* sum) const;
   // Ask for the memory that `sum` reads: for the last place of a row, and later for its gradient.
@@ -69,7 +72,7 @@ class RowGradients {
   size_t dim_;
   bool are_of_rows_;
   std::vector<Place> places_;
-  std::vector<int64_t> rows_;
+  std::vector<int64_t> rows_, keys_;
   std::vector<int32_t> last_;  // of each distinct row, its last place
 };
 
