@@ -56,7 +56,7 @@ class ShownChanges:
         """Show rows, the last of duplicate keys; None: show that the keys are removed."""
         if rows is None:
             rows = np.full((keys.size, self._dim), np.nan, dtype=np.float32)
-        young = self._generations[0] if self._generations else self._new()
+        young = self._generations[0] if self._generations else HostTable(self._dim, _FIRST_ROWS)
         self._generations = (_with_room(young, keys, rows), *self._generations[1:])
 
     def forget(self, keys: Keys) -> None:
@@ -65,15 +65,13 @@ class ShownChanges:
             generation.evict(keys)
 
     def rotate(self) -> None:
-        """Begin a young generation; there is no old generation."""
-        self._generations = (self._new(), *self._generations)
+        """Begin a young generation, as large as the old one has become; there is no old generation."""
+        capacity_rows = self._generations[0].capacity_rows if self._generations else _FIRST_ROWS
+        self._generations = (HostTable(self._dim, capacity_rows), *self._generations)
 
     def drop_old(self) -> None:
         """Forget the old generation."""
         self._generations = self._generations[:1]
-
-    def _new(self) -> HostTable:
-        return HostTable(self._dim, _FIRST_ROWS)
 
 
 def _with_room(table: HostTable, keys: Keys, rows: Vectors) -> HostTable:
