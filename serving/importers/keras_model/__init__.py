@@ -33,13 +33,13 @@ def from_keras(
     Every ``Embedding`` and every ``All2AllDenseEmbedding`` of ``training.tf.sok`` becomes a table. StringLookup,
     IntegerLookup, Hashing, Discretization and Normalization at the model's inputs become raw features, so requests may
     have strings. An empty text counts as missing: it has no key for a Hashing layer. The keys of an ``Embedding`` with
-    ``mask_zero`` are a sequence, which needs no padding in requests. Everything else becomes the dense network, which
-    Keras exports.
+    ``mask_zero`` are a sequence, which needs no padding in requests. Every other ``Embedding`` needs all its keys.
+    Everything else becomes the dense network, which Keras exports.
 
     Args:
         model: a functional or a sequential model of Keras 3 with outputs [B, L]. It may contain such models.
-        example: an input of the model, with any B. It shows at which side the sequences of an ``Embedding`` with
-            ``mask_zero`` are padded.
+        example: an input of the model, with any B: arrays, lists or tensors. It shows at which side the sequences of an
+            ``Embedding`` with ``mask_zero`` are padded. The version must give the model's answers to it, too.
         repository: the model repository, which is created if it does not exist.
         name: the model's name: letters, digits, ``_`` and ``-``.
         logits: the model answers with logits, so a Sigmoid is appended to each output that is a probability.
