@@ -147,7 +147,9 @@ class Reports:
             report[field] = misses
         report["used"] = tables * misses
         if misses:
-            self._missing._keys[: tables * misses] = np.concatenate([one.keys[:misses] for one in self._batch.tables])
+            self._missing._keys[: tables * misses] = np.concatenate(
+                [table.keys[:misses] for table in self._batch.tables]
+            )
             self._missing._times[: tables * misses] = 1
         self._batch = None
 
@@ -186,7 +188,7 @@ def packing(sides):
 
     def copy(batch):
         at = 0
-        for parts in ([one.keys for one in batch.tables], [batch.dense.ravel()]):
+        for parts in ([table.keys for table in batch.tables], [batch.dense.ravel()]):
             size = sum([part.nbytes for part in parts])
             np.concatenate(parts, out=copied[at : at + size].view(parts[0].dtype))
             at += -(-size // 8) * 8

@@ -87,7 +87,7 @@ def start(table, file, rows, rounds):
             answer(opened, keys, out)
             del opened
             gc.collect()
-        rates.append(tuple(1 / one for one in took))
+        rates.append(tuple(1 / seconds for seconds in took))
     return Record.of("snapshot.start", {"rows": rows, "dim": DIM, "keys": FIRST_KEYS}, "1/s", rates)
 
 
@@ -152,7 +152,7 @@ def first(file, rows, rounds):
                 snapshot.fetch(keys, out)
                 took.append(time.perf_counter() - began)
                 answer(snapshot, keys, out)
-        rates.append(tuple(1 / one for one in took))
+        rates.append(tuple(1 / seconds for seconds in took))
     return Record.of("snapshot.first", {"rows": rows, "dim": DIM, "keys": BATCH_KEYS}, "1/s", rates)
 
 

@@ -112,7 +112,7 @@ def compare_sessions(sessions, rows, samples, rounds, repeats):
     row_ptrs = np.arange(samples * TABLES + 1, dtype=np.int32)
     repeats = repeats * 640 // (9 + samples)  # a round takes as long for every number of samples
     keys = rng.integers(0, rows, (64, samples, TABLES)) + rows * np.arange(TABLES)
-    batches = [[read_batch(one.config, None, some.reshape(-1), row_ptrs) for some in keys] for one in sessions]
+    batches = [[read_batch(tiers.config, None, some.reshape(-1), row_ptrs) for some in keys] for tiers in sessions]
     for many, one in zip(*batches, strict=True):
         answers = [session.lookup_pooled(batch) for session, batch in zip(sessions, (many, one), strict=True)]
         assert [answer.defaulted_keys for answer in answers] == [0, 0]

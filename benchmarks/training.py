@@ -107,7 +107,7 @@ class Peer(Network):
         """Clip the norm. PyTorch's own function takes no sparse gradients, so it gets their values."""
         weight = self.table.weight
         weight.grad = weight.grad.coalesce()
-        gradients = [weight.grad.values(), *(one.grad for one in self.net.parameters())]
+        gradients = [weight.grad.values(), *(parameter.grad for parameter in self.net.parameters())]
         norm = torch.nn.utils.get_total_norm(gradients)
         for gradient in gradients:
             gradient.mul_(torch.clamp(MOST_NORM / (norm + 1e-6), max=1.0))

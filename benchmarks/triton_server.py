@@ -61,8 +61,8 @@ def running(python, repositories, folder, *options, models_python=None):
     ``python``.
     """
     facts, models = (
-        json.loads(subprocess.run([one, "-c", FACTS], check=True, capture_output=True).stdout)
-        for one in (python, models_python or python)
+        json.loads(subprocess.run([path, "-c", FACTS], check=True, capture_output=True).stdout)
+        for path in (python, models_python or python)
     )
     packages = Path(facts["packages"])
     triton = packages / "pytriton" / "tritonserver"
@@ -73,7 +73,11 @@ def running(python, repositories, folder, *options, models_python=None):
     os.chmod(stub, 0o755)
     ports = Ports(*free_ports(3))
     shared_memory = f"hotrow_triton_{uuid.uuid4().hex}"  # a Triton that is killed leaves it behind
-    command = [triton / "bin" / "tritonserver", *(f"--model-repository={one}" for one in repositories), *options]
+    command = [
+        triton / "bin" / "tritonserver",
+        *(f"--model-repository={repository}" for repository in repositories),
+        *options,
+    ]
     command += [f"--backend-config=python,shm-region-prefix-name={shared_memory}"]
     # With the default of 1 MiB, which grows, Triton sometimes crashes in boost::interprocess while instances start.
     command += ["--backend-config=python,shm-default-byte-size=16777216"]
@@ -106,7 +110,7 @@ def free_ports(count):
         sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
         for one in sockets:
             one.bind(("127.0.0.1", 0))
-        return [one.getsockname()[1] for one in sockets]
+        return [held.getsockname()[1] for held in sockets]
 
 
 def wait_until_ready(process, port, log):

@@ -113,7 +113,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     files = options.files or sorted(CUDA_DIRECTORY.glob("*.cu"))
     architectures = options.architecture or ARCHITECTURES
-    compiled = [one for file in files for one in compilations(file.absolute(), architectures)]
+    compiled = [compilation for file in files for compilation in compilations(file.absolute(), architectures)]
     failed = 0
     with ProcessPoolExecutor(usable_cores()) as pool:
         for lines in pool.map(check, compiled):

@@ -272,7 +272,7 @@ def did_you_mean(name: object, known: Iterable[str]) -> str:
     A vector's name is unknown where each of its values has a name of its own.
     """
     known = list(islice(known, _MOST_CANDIDATES))
-    values = [one for one in known if one.startswith(f"{name}[")]
+    values = [other for other in known if other.startswith(f"{name}[")]
     if len(values) > 1:
         return f"; did you mean {values[0]!r} to {values[-1]!r}, each with one value?"
     close = nearest(name, known)

@@ -34,7 +34,7 @@ class RequiredKeys:
         """
         self._needs = graph.needs
         self._names = names if features is None else features.of_slots
-        spread = [] if features is None else [one.name for one in features.definition.slots if is_spread(one)]
+        spread = [] if features is None else [slot.name for slot in features.definition.slots if is_spread(slot)]
         self._lists = frozenset(spread)
         self._slots: list[_Slots] = []
         inputs, first = {entry.top: entry for entry in graph.sparse}, 0

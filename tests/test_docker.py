@@ -419,8 +419,8 @@ def test_the_examples_of_alerts_name_the_labels_that_the_server_has(metric_names
     series = [entry["series"] for test in examples["tests"] for entry in test["input_series"]]
 
     assert examples["rule_files"] == ["alerts.yml"]
-    for one in series:
-        [selector] = [promql_parser.parse(one)]
+    for sery in series:
+        [selector] = [promql_parser.parse(sery)]
         assert selector.name in metric_names | {"up"}
 
 

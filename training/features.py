@@ -100,7 +100,7 @@ class FeatureFile(RawColumns):
     @property
     def settings(self) -> dict[str, Any]:
         """What a resumed training must not change."""
-        vocabularies = {one.name: one.vocabulary for one in self.definition.slots if one.vocabulary is not None}
+        vocabularies = {slot.name: slot.vocabulary for slot in self.definition.slots if slot.vocabulary is not None}
         return {
             "labels": list(self.labels),
             **({} if self.weight is None else {"weight": self.weight}),
@@ -192,11 +192,11 @@ def _fitted(
     source: str,
 ) -> tuple[TrainingDocument, FeatureDefinition]:
     """Return a built-in network sized to the features, and the features with their slots and offsets."""
-    if weights := next((one for one in definition.dense if one.weighs is not None), None):
+    if weights := next((feature for feature in definition.dense if feature.weighs is not None), None):
         reason = f"no built-in network takes weights of keys, such as {weights.name!r}; use a graph of your own"
         raise ConfigError(source, f"features[{definition.features.index(weights)}].weighs", reason)
     sequences = sequences_of(definition, document.name, source) if document.name in NETWORKS else None
-    pooled = [one for one in definition.slots if sequences is None or one.name in sequences.others]
+    pooled = [slot for slot in definition.slots if sequences is None or slot.name in sequences.others]
     most = sum(1 if feature.list is None else feature.list.most or _MOST_VALUES for feature in pooled)
     sizes = Sizes(len(pooled), len(definition.dense), most, labels, dim, hidden, sequences)
     document = fitted(document, sizes)
@@ -222,7 +222,7 @@ def laid_out(definition: FeatureDefinition, places: Mapping[str, tuple[str, str]
         ConfigError: a feature's keys have no end.
     """
     offsets, end_of = dict[str, int](), dict[str, int]()
-    tables = Counter(places[one.name][1] for one in definition.slots if one.shares is None)
+    tables = Counter(places[slot.name][1] for slot in definition.slots if slot.shares is None)
     for number, feature in enumerate(definition.features):
         if feature.kind == "dense" or feature.shares is not None:
             continue

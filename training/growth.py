@@ -45,7 +45,7 @@ def grown(path: Path, data: Path, *, holds_out: bool) -> Growth:
         DataError: the data cannot be read, or a value cannot be used.
     """
     definition = read_definition(path)
-    growing = {one.name: one.shares or one.name for one in definition.slots if one.kind == "vocabulary"}
+    growing = {slot.name: slot.shares or slot.name for slot in definition.slots if slot.kind == "vocabulary"}
     if not growing:
         return Growth(definition, {})
     reader = reader_without_graph(definition, str(path))
@@ -54,15 +54,17 @@ def grown(path: Path, data: Path, *, holds_out: bool) -> Growth:
     for _ in read_columns(data, counting, batch_size=_BATCH_ROWS):
         pass
     values, new_values = dict[str, tuple[str | int, ...]](), dict[str, int]()
-    by_name = {one.name: one for one in definition.slots}
+    by_name = {slot.name: slot for slot in definition.slots}
     for owner in dict.fromkeys(growing.values()):
         known = vocabulary_values(by_name[owner])
         new = counting.counts[owner].keys() - set(known)
         ordered = sorted(new, key=lambda value: (-counting.counts[owner][value], value))
         values[owner], new_values[owner] = (*known, *ordered), len(ordered)
     features = [
-        one.model_copy(update={"vocabulary": None, "values": values[growing[one.name]]}) if one.name in growing else one
-        for one in definition.features
+        feature.model_copy(update={"vocabulary": None, "values": values[growing[feature.name]]})
+        if feature.name in growing
+        else feature
+        for feature in definition.features
     ]
     return Growth(definition.model_copy(update={"features": tuple(features)}), new_values)
 

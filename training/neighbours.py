@@ -109,7 +109,7 @@ def open_neighbours(rank: int, size: int, gather: Callable[[Any], list[Any]]) ->
     pipes = {other: os.pipe() for other in others}
     readers = {other: reader for other, (reader, _) in pipes.items()}
     paths = {other: _path(reader) for other, reader in readers.items()}
-    names: list[Any] = gather(([one.name for one in mine], paths))
+    names: list[Any] = gather(([neighbour.name for neighbour in mine], paths))
     outboxes: list[list[Outbox]] = []
     writers: dict[int, int] = {}
     with suppress(OSError, ValueError, IndexError, TypeError):

@@ -139,8 +139,10 @@ def propose(
         for name in table.column_names
         if name not in others
     ]
-    if not any(one.feature is not None and one.feature["kind"] != "dense" for one in found):
-        each = "; ".join(f"{one.column}: {_text_of(one)}" for one in found[:_MOST_SHOWN]) or "there is none"
+    if not any(proposal.feature is not None and proposal.feature["kind"] != "dense" for proposal in found):
+        each = (
+            "; ".join(f"{proposal.column}: {_text_of(proposal)}" for proposal in found[:_MOST_SHOWN]) or "there is none"
+        )
         reason = f"no other column can be a category, which an embedding needs ({each})"
         raise DataError(path, f"{reason}. Write a features.json, and give it --features")
     return of_labels + found
@@ -149,8 +151,16 @@ def propose(
 def shown(proposals: Sequence[Proposal]) -> Iterator[str]:
     """Return the lines of a table for people."""
     rows = [("column", "type", "values", "missing", "feature")]
-    for one in proposals:
-        rows.append((one.column, one.kind, f"{one.distinct:,}", f"{one.missing_ratio:.1%}", _text_of(one)))
+    for proposal in proposals:
+        rows.append(
+            (
+                proposal.column,
+                proposal.kind,
+                f"{proposal.distinct:,}",
+                f"{proposal.missing_ratio:.1%}",
+                _text_of(proposal),
+            )
+        )
     widths = [max(len(row[place]) for row in rows) for place in range(4)]
     for column, kind, distinct, missing, text in rows:
         cells = (column.ljust(widths[0]), kind.ljust(widths[1]), distinct.rjust(widths[2]), missing.rjust(widths[3]))
@@ -170,7 +180,7 @@ def write_proposal(proposals: Sequence[Proposal], stem: str) -> tuple[Path, str]
     Raises:
         ConfigError: the file cannot be written.
     """
-    features = [one.feature for one in proposals if one.feature is not None]
+    features = [proposal.feature for proposal in proposals if proposal.feature is not None]
     lines = ",\n".join(f"    {json.dumps(feature, ensure_ascii=False)}" for feature in features)
     text = f'{{\n  "format": 1,\n  "features": [\n{lines}\n  ]\n}}\n'
     first = Path(f"{stem}.features.json")
@@ -184,7 +194,7 @@ def write_proposal(proposals: Sequence[Proposal], stem: str) -> tuple[Path, str]
     except OSError as err:
         raise ConfigError(str(path), "", f"cannot be written: {(err.strerror or str(err)).lower()}") from err
     because = "" if path == first else f", because {first} has others"
-    losses = [one.loss for one in proposals if one.loss]
+    losses = [proposal.loss for proposal in proposals if proposal.loss]
     options = "".join(f" --loss {loss}" for loss in losses) if {*losses} != {LogLoss.option} else ""
     how = f"change the file if you like, and train with --features {path}{options}"
     return path, f"features written to {path}{because}: {how}"
@@ -472,7 +482,7 @@ def _category(compute: Any, values: Any, distinct: int, value_type: str) -> dict
     given = {} if value_type == "string" else {"type": value_type}
     counts = compute.value_counts(values)
     ordered = sorted(counts.to_pylist(), key=lambda one: (-one["counts"], str(one["values"])))
-    known = [one["values"] for one in ordered]
+    known = [entry["values"] for entry in ordered]
     if distinct <= _MOST_VALUES:
         return {"kind": "vocabulary", **given, "values": known}
     buckets = max(_LEAST_BUCKETS, 2 ** math.ceil(math.log2(_BUCKETS_PER_VALUE * distinct)))

@@ -57,7 +57,7 @@ class SparseIds:
         weights = self.weights
         if weights is not None and rows.places is not None:
             own = np.flatnonzero(rows.places >= 0)
-            to, of = (torch.from_numpy(one).to(weights.device) for one in (own, rows.places[own]))
+            to, of = (torch.from_numpy(places).to(weights.device) for places in (own, rows.places[own]))
             weights = weights.new_ones(len(rows.ids)).index_copy(0, to, weights[of])
         return FeatureBags(rows.ids, rows.row_ptrs, weights, 1, (len(rows.row_ptrs) - 1,), self.device)
 

@@ -121,7 +121,7 @@ def _about(rows: RequestRows, logged: NDArray[np.float32]) -> dict[str, Any]:
             times = [min(times), max(times)] if times else []
         if MODEL_VERSION in table.column_names:
             versions.update(
-                {str(one["values"]): one["counts"] for one in table[MODEL_VERSION].value_counts().to_pylist()}
+                {str(entry["values"]): entry["counts"] for entry in table[MODEL_VERSION].value_counts().to_pylist()}
             )
     return {
         "path": rows.source,

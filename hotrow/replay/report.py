@@ -43,10 +43,10 @@ def _figures(document: Document) -> Iterator[Sequence[str]]:
         return name, log, *cells
 
     yield from _of_outputs(document)
-    yield row("largest", "", (figure_text(one.get("largest_absolute")) for one in changes))
-    unit = " std" if any(of != 1 for one in changes for of in one.get("units", ())) else ""
+    yield row("largest", "", (figure_text(change.get("largest_absolute")) for change in changes))
+    unit = " std" if any(of != 1 for change in changes for of in change.get("units", ())) else ""
     for size in (0.01, 0.1):
-        shares = (share(one.get("share_above", {}).get(str(size))) for one in changes)
+        shares = (share(change.get("share_above", {}).get(str(size))) for change in changes)
         yield row(f"larger than {size}{unit}", "", shares)
     asked = ((model["keys"]["defaulted"], model["keys"]["looked_up"]) for model in models)
     yield row("unknown keys", "", (share(unknown / max(keys, 1)) for unknown, keys in asked))
@@ -69,10 +69,14 @@ def _of_outputs(document: Document) -> Iterator[Sequence[str]]:
     ]
     for output in dict.fromkeys(chain.from_iterable(by_version)):
         own, of = [version.get(output, {}) for version in by_version], f" {output}" if output else ""
-        logged = next(one["logged"] for one in own if one)
-        yield f"mean prediction{of}", figure_text(logged), *(figure_text(one.get("mean_prediction")) for one in own)
+        logged = next(comparison["logged"] for comparison in own if comparison)
+        yield (
+            f"mean prediction{of}",
+            figure_text(logged),
+            *(figure_text(comparison.get("mean_prediction")) for comparison in own),
+        )
         for name, key in (("mean difference", "mean"), ("mean size", "mean_absolute")):
-            yield f"{name}{of}", "", *(figure_text(one.get(key)) for one in own)
+            yield f"{name}{of}", "", *(figure_text(comparison.get(key)) for comparison in own)
 
 
 def _unknown(counts: Mapping[str, int] | None) -> str:
@@ -99,11 +103,11 @@ def _details(model: Document) -> Iterator[str]:
         yield f"\n{model['model']}: mean difference by feature"
         rows = [
             (
-                f"  {one['feature']} {_value(one['value'])}",
-                f"{one['mean_difference']:+.4f}",
-                f"{one['samples']:,} samples",
+                f"  {entry['feature']} {_value(entry['value'])}",
+                f"{entry['mean_difference']:+.4f}",
+                f"{entry['samples']:,} samples",
             )
-            for one in groups
+            for entry in groups
         ]
         yield from text_table(rows)
     if found.get("largest"):

@@ -179,7 +179,9 @@ def _files(path: Path, suffixes: Sequence[str]) -> Iterator[Path]:
         return
     found = list_data_files(path, suffixes)
     if not found.files:
-        folders = [one for one in sorted(path.iterdir()) if one.is_dir() and list_data_files(one, suffixes).files]
+        folders = [
+            entry for entry in sorted(path.iterdir()) if entry.is_dir() and list_data_files(entry, suffixes).files
+        ]
         close = f"; expected the folder of one model: {', '.join(map(str, folders))}" if folders else f": {found}"
         raise TraceError(str(path), f"the folder has no files *{suffixes[0]}{close}")
     for file in found.files:

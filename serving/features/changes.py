@@ -82,7 +82,7 @@ def _of_keys(new: ModelConfig, old: ModelConfig) -> Iterator[str]:
     ours, theirs = open_features(new), open_features(old)
     if ours is None or theirs is None or slots != earlier:
         return
-    of_new, of_old = ({one.name: one for one in reader.definition.features} for reader in (ours, theirs))
+    of_new, of_old = ({feature.name: feature for feature in reader.definition.features} for reader in (ours, theirs))
     for slot, one, other in zip(slots, ours.of_slots, theirs.of_slots, strict=True):
         if one != other:
             yield f"send the keys of {one} in the slot {slot}; the old version has those of {other} there"

@@ -114,7 +114,7 @@ def _joined(columns: Sequence[Column]) -> Column:
         before = np.repeat(_begins([len(content) for content in parts[0]]), counts)
         values[1:] = [places + before for places in values[1:]]
     valid = None
-    if any(one is not None for one in of_valid):
+    if any(mask is not None for mask in of_valid):
         pairs = zip(of_valid, counts, strict=True)
         valid = np.concatenate([np.ones(count, np.bool_) if one is None else one for one, count in pairs])
     if splits is not None:

@@ -160,8 +160,8 @@ def _names_in(inputs: Any) -> Iterator[str]:
     if isinstance(inputs, list) and len(inputs) == 3 and isinstance(inputs[0], str):
         yield inputs[0]
     elif isinstance(inputs, list | dict):
-        for one in inputs.values() if isinstance(inputs, dict) else inputs:
-            yield from _names_in(one)
+        for part in inputs.values() if isinstance(inputs, dict) else inputs:
+            yield from _names_in(part)
 
 
 def _type_of(archive: _Archive, layer: _Layer) -> str:

@@ -155,7 +155,7 @@ class FeatureReader:
             )
             self._add_options(feature)
             if feature.weighs is not None:
-                self._transform.weigh([one.name for one in self._order].index(feature.weighs))
+                self._transform.weigh([entry.name for entry in self._order].index(feature.weighs))
             place += feature.width
         tables = {name: {slots[at].table for at in places[name]} for name in places}
         check_ranges(definition, tables, self.ranges, source)

@@ -109,7 +109,9 @@ class Status:
             if table.name in counted
         ]
         names = [] if served.features is None else list(served.features.names)
-        outputs = [{"name": one.name, "kind": one.kind, "width": one.width} for one in served.config.outputs]
+        outputs = [
+            {"name": output.name, "kind": output.kind, "width": output.width} for output in served.config.outputs
+        ]
         return {"features": names, "outputs": outputs, "tables": shaped, "updates": self._updates(served)}
 
     def _updates(self, served: ServedModel) -> Sequence[Document]:

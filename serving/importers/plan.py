@@ -256,7 +256,7 @@ def _in_order(features: FeatureDefinition, names: Sequence[str], source: str) ->
         raise ConfigError(source, "", f"{reason}{did_you_mean(others[0], places)}")
     if others or len(places) != len(features.dense_names):
         return features
-    firsts = {one.name: places[names_of_positions(one.name, one.width)[0]] for one in features.dense}
+    firsts = {feature.name: places[names_of_positions(feature.name, feature.width)[0]] for feature in features.dense}
     in_order = tuple(sorted(features.features, key=lambda one: firsts.get(one.name, -1)))
     return features.model_copy(update={"features": in_order})
 

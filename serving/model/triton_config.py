@@ -126,7 +126,7 @@ def _differences(text: str, tensors: TritonTensors) -> list[str]:
         if given is not None and (name, datatype) in tensors.raw_inputs and given.get("data_type") != datatype:
             faults.append(f"input {name} is {given.get('data_type')}, not {datatype}")
     of_version = {output.name: output for output in tensors.outputs}
-    faults += [f"no output {one.name}" for one in default_outputs(tensors.outputs) if one.name not in outputs]
+    faults += [f"no output {output.name}" for output in default_outputs(tensors.outputs) if output.name not in outputs]
     for name, given in outputs.items():
         columns = given.get("dims")
         columns = columns[-1] if isinstance(columns, list) and columns else columns
@@ -260,9 +260,9 @@ def _entries(members: Sequence[_Member], key: str) -> dict[str, dict[str, Any]]:
 
 def _messages(value: Any) -> list[list[_Member]]:
     """Return the messages of a field, which may be repeated in a list."""
-    if not isinstance(value, list) or all(isinstance(one, _Member) for one in value):
+    if not isinstance(value, list) or all(isinstance(member, _Member) for member in value):
         return [value] if isinstance(value, list) else []
-    return [one for one in value if isinstance(one, list)]
+    return [member for member in value if isinstance(member, list)]
 
 
 def _text(quoted: str) -> str:

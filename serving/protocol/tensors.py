@@ -111,7 +111,7 @@ class BodyLayout(_Remembering):
         super().__init__()
         self.tensors = tensors
         self.has_texts = any(tensor.dtype.kind == "O" for tensor in tensors.values())
-        places = [(_NATIVE[one.dtype], one.first, one.extents, one.size) for one in tensors.values()]
+        places = [(_NATIVE[tensor.dtype], tensor.first, tensor.extents, tensor.size) for tensor in tensors.values()]
         self._places = np.array(places, np.int64).reshape(-1, 4)
 
     def shaped(self, numbers: NDArray[np.int64], size_bytes: int) -> "BodyShapes | None":

@@ -131,7 +131,11 @@ class TensorFlowCheckpoint:
         try:
             nodes = [read_message(node) for node in read_message(self._bundle.text(_GRAPH)).get(1, [])]
             attributes = [read_message(attribute) for node in nodes for attribute in node.get(2, [])]
-            return {one[3][-1]: one[2][-1].decode() for one in attributes if 2 in one and 3 in one}
+            return {
+                attribute[3][-1]: attribute[2][-1].decode()
+                for attribute in attributes
+                if 2 in attribute and 3 in attribute
+            }
         except (LookupError, TypeError, ValueError) as err:
             raise ModelFileError(self._bundle.source(_GRAPH), "is damaged: expected a TrackableObjectGraph") from err
 

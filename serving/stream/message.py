@@ -271,7 +271,7 @@ def _read_header(raw: bytes) -> _Header:
 
 def _header_of(fields: Fields) -> _Header:
     log_newer("update messages", frozenset(fields.others(_MEMBERS)))
-    kind = fields.choice("kind", {one.value: one for one in Kind})
+    kind = fields.choice("kind", {member.value: member for member in Kind})
     message = UpdateMessage(
         kind,
         _name(fields, "model", MODEL_NAME.fullmatch),

@@ -122,7 +122,7 @@ def test_the_server_describes_itself_and_its_models(client):
     assert client.get_server_metadata().name == "hotrow"
     assert [one.name for one in client.get_model_metadata("tiny").inputs] == ["DES", "CATCOLUMN", "ROWINDEX"]
     assert client.get_model_config("tiny").config.parameters["max_batchsize"].string_value == "64"
-    assert [one.name for one in client.get_model_repository_index().models] == ["small", "tiny"]
+    assert [model.name for model in client.get_model_repository_index().models] == ["small", "tiny"]
     assert client.get_inference_statistics("small").model_stats[0].name == "small"
     assert client.get_log_settings().settings["log_info"].bool_param
     assert client.update_log_settings({"log_verbose_level": 0}).settings["log_file"].string_param == ""

@@ -44,7 +44,7 @@ def state_of(client):
     index = client.get_model_repository_index()
     models = index if isinstance(index, list) else index.models
     get = (lambda one, key: one.get(key, "")) if isinstance(index, list) else getattr
-    return [tuple(get(one, key) for key in ("name", "version", "state")) for one in models]
+    return [tuple(get(model, key) for key in ("name", "version", "state")) for model in models]
 
 
 def infer(client, module, version=""):

@@ -595,7 +595,9 @@ def test_a_second_ctrl_c_cuts_connections_at_once(start, folder):
 def folders_of(worker):
     """The folders that the workers share: of their sockets and of their tables."""
     variables = Path(f"/proc/{worker}/environ").read_bytes().split(b"\0")
-    place = json.loads(next(one for one in variables if one.startswith(b"HOTROW_WORKER=")).partition(b"=")[2])
+    place = json.loads(
+        next(variable for variable in variables if variable.startswith(b"HOTROW_WORKER=")).partition(b"=")[2]
+    )
     return Path(place["folder"]), Path("/dev/shm") / shared_ram_name(place["tables"])
 
 

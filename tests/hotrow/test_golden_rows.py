@@ -181,7 +181,7 @@ def tensors():
     given = {}
     for name, values in COLUMNS.items():
         if pa.types.is_list(TYPES[name]):
-            lists = [one or [] for one in values]
+            lists = [value or [] for value in values]
             given[f"{name}.offsets"] = "INT32", np.cumsum([0, *map(len, lists)]).astype(np.int32)
             values = list(chain(*lists))
         if name in ("price", "score"):

@@ -111,7 +111,7 @@ def test_arrays_with_gaps_are_packed_like_others(buffer):
     expected = buffer.bytes[: buffer.used_bytes].tobytes()
     buffer.bytes[:] = 0
 
-    apart = [Bags(np.repeat(one.keys, 2)[::2], np.repeat(one.row_ptrs, 2)[::2]) for one in bags]
+    apart = [Bags(np.repeat(bag.keys, 2)[::2], np.repeat(bag.row_ptrs, 2)[::2]) for bag in bags]
     buffer.pack(apart, None, np.ones((4, 6), np.float32)[:, ::2])
 
     assert buffer.bytes[: buffer.used_bytes].tobytes() == expected
@@ -122,7 +122,7 @@ def test_arrays_that_are_not_aligned_are_packed_like_others(buffer):
     buffer.pack(bags, None)
     expected = buffer.bytes[: buffer.used_bytes].tobytes()
 
-    askew = [Bags(*[np.frombuffer(b"x" + part.tobytes(), part.dtype, offset=1) for part in one]) for one in bags]
+    askew = [Bags(*[np.frombuffer(b"x" + part.tobytes(), part.dtype, offset=1) for part in bag]) for bag in bags]
     buffer.pack(askew, None)
 
     assert buffer.bytes[: buffer.used_bytes].tobytes() == expected

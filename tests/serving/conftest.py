@@ -40,7 +40,7 @@ class WrittenModel:
         self.weights = [rng.normal(0, 0.5, shape).astype(np.float32) for shape in shapes]
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "_dense_10.model").write_bytes(
-            b"".join(struct.pack(f"<{one.size}f", *one.reshape(-1)) for one in self.weights)
+            b"".join(struct.pack(f"<{weight.size}f", *weight.reshape(-1)) for weight in self.weights)
         )
         names = [f"{index}_sparse_10.model" for index in range(len(sketches))]
         for name, sketch, rows in zip(names, sketches, self.tables, strict=True):
@@ -107,7 +107,7 @@ class WrittenModel:
             "dense": {"top": "dense", "dense_dim": self.features},
             "sparse": sparse,
         }
-        bottoms = [one["top"] for one in reshapes] + ["dense"]
+        bottoms = [reshape["top"] for reshape in reshapes] + ["dense"]
         fc = "InnerProduct"
         return [
             data,
@@ -168,7 +168,7 @@ class WrittenModel:
                         pooled[b, s] /= len(bag)
             parts.append(pooled.flatten(1))
         x = torch.cat([*parts, torch.from_numpy(np.asarray(dense)).double()], dim=1)
-        cross_w, cross_b, w1, b1, w2, b2 = (torch.from_numpy(one).double() for one in self.weights)
+        cross_w, cross_b, w1, b1, w2, b2 = (torch.from_numpy(weight).double() for weight in self.weights)
         cross = x * (x @ cross_w)[:, None] + x + cross_b
         hidden = torch.relu(x @ w1 + b1)
         return torch.sigmoid(torch.cat([cross, hidden], dim=1) @ w2 + b2).numpy()

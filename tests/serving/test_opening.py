@@ -129,7 +129,7 @@ def test_load_model_leaves_a_given_server_open(write_version):
 
         second = load_model(write_version(2, seed=1)[1], server, engine="numpy")
 
-        assert [(one.name, one.version) for one in server.models()] == [("dcn", 2)]
+        assert [(model.name, model.version) for model in server.models()] == [("dcn", 2)]
         assert second.predict([0.0, 0.0], [0], [0, 1, 1, 1]).shape == (1, 1)
 
 
@@ -155,7 +155,7 @@ def test_closing_a_session_of_a_replaced_version_leaves_the_new_version(write_ve
 
         first.close()
 
-        assert [one.version for one in server.models()] == [2]
+        assert [model.version for model in server.models()] == [2]
 
 
 def test_closing_a_session_of_a_reloaded_model_leaves_the_new_model(write_version):

@@ -108,7 +108,10 @@ def test_values_are_counted_whoever_reads_them(folder):
     with hotrow.load_model(folder / "counted") as session:
         session.predict({"user": ["3"], "age": [1]}, outputs=["user_vector"])
         session.predict({"user": ["x"], "item": [1], "age": [1], "price": [1]}, outputs=["score"])
-        counts = {dict(one.labels).get("state"): one.value for one in session.request_readings()}
+        counts = {
+            dict(request_reading.labels).get("state"): request_reading.value
+            for request_reading in session.request_readings()
+        }
     assert counts == {"known": 1, "unknown": 1}
 
 

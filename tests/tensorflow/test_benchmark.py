@@ -11,7 +11,7 @@ def test_the_benchmark_runs_on_small_input(fresh, tmp_path, monkeypatch):
 
     tensorflow_lookup.main()
 
-    assert [one["name"] for one in json.loads(file.read_text())["records"]] == [
+    assert [load["name"] for load in json.loads(file.read_text())["records"]] == [
         "tensorflow_lookup.dynamic",
         "tensorflow_lookup.variable",
     ]

@@ -11,6 +11,6 @@ def test_the_tables_of_a_checkpoint_are_those_that_tensorflow_reads(tmp_path):
     for source, tables in write_all(tmp_path).items():
         checkpoint = open_checkpoint(tmp_path / source)
         for name, expected in tables.items():
-            [found] = [one for one in checkpoint.tables() if one.rpartition("/")[2] == name]
+            [found] = [table for table in checkpoint.tables() if table.rpartition("/")[2] == name]
             [(keys, rows)] = checkpoint.rows(found).batches(1000)
             assert dict(zip(keys.tolist(), rows.tolist(), strict=True)) == expected

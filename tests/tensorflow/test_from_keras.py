@@ -35,7 +35,7 @@ def films():
         keras.layers.Normalization(mean=[1.0, 2.0, 3.0], variance=[4.0, 1.0, 0.25])(counts),
         place,
     ]
-    joined = keras.layers.Concatenate()([keras.layers.Flatten()(one) for one in vectors] + numbers)
+    joined = keras.layers.Concatenate()([keras.layers.Flatten()(vector) for vector in vectors] + numbers)
     hidden = keras.layers.Dense(16, activation="relu")(joined)
     inputs = {"user": user, "genre": genre, "price": price, "hour": hour, "film": film, "seen": seen}
     inputs |= {"counts": counts, "place": place}

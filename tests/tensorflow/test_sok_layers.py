@@ -44,7 +44,10 @@ def test_fit_trains_the_rows_of_all_keys(trained):
     variable = trained.get_layer("items").embedding_variable
 
     assert sorted(variable.keys) == sorted(np.unique(data()[0]))
-    assert [variable.path] == [one.path for one in sok.split_embedding_variable_from_others(trained.weights)[0]]
+    assert [variable.path] == [
+        split_embedding_variable_from_other.path
+        for split_embedding_variable_from_other in sok.split_embedding_variable_from_others(trained.weights)[0]
+    ]
 
 
 def test_fit_gives_the_numbers_of_an_embedding_of_keras(started):

@@ -18,12 +18,12 @@ def both(seed, is_ragged, has_weights):
     variables = [sok.Variable(table) for table in tables]
     plain = [tf.Variable(table) for table in tables]
     ids = [ragged_ids(rng, rows, 4, size[0]) for rows, size in zip((20, 33, 1), SIZES, strict=True)]
-    weights = [weights_like(rng, one) for one in ids] if has_weights else [None] * 3
+    weights = [weights_like(rng, slot_ids) for slot_ids in ids] if has_weights else [None] * 3
     targets = [rng.normal(size=(one.nrows(), size[1])).astype(np.float32) for one, size in zip(ids, SIZES, strict=True)]
-    floats = [one.flat_values for one in weights] if has_weights else []
+    floats = [weight.flat_values for weight in weights] if has_weights else []
 
     def given(tensors):
-        return tensors if is_ragged else [None if one is None else one.to_sparse() for one in tensors]
+        return tensors if is_ragged else [None if tensor is None else tensor.to_sparse() for tensor in tensors]
 
     def of_sok():
         with tf.GradientTape() as tape:

@@ -69,7 +69,7 @@ def answers(layer, values, source):
     if layer is None:
         return values
     if source.shape[1] is None:
-        return [np.asarray(layer(tf.constant(one))).tolist() if one else [] for one in values]
+        return [np.asarray(layer(tf.constant(value))).tolist() if value else [] for value in values]
     return np.asarray(layer(tf.constant([[value] for value in values], source.dtype))).reshape(-1).tolist()
 
 

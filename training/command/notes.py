@@ -124,8 +124,8 @@ def _equal_keys(document: TrainingDocument, names: Sequence[str], some: Samples)
             embedding.bottom == entry.top and embedding.top in sequences for embedding in graph.embeddings
         ):
             continue
-        keys = [np.unique(one.keys) for one in bags.split([1] * entry.slots)]
-        together, slot_of = np.concatenate(keys), np.repeat(np.arange(entry.slots), [len(one) for one in keys])
+        keys = [np.unique(slot.keys) for slot in bags.split([1] * entry.slots)]
+        together, slot_of = np.concatenate(keys), np.repeat(np.arange(entry.slots), [len(key) for key in keys])
         order = np.argsort(together, kind="stable")
         is_equal = together[order[1:]] == together[order[:-1]]
         if is_equal.any():

@@ -88,7 +88,7 @@ def _scales(runs: Mapping[str, Sequence[dict[str, Any]]]) -> list[_Scale]:
             for label in epochs[-1].get(loss.error, ()) if epochs else ():
                 error = epochs[-1].get(loss.base, {}).get(label) or 0.0
                 is_near = loss.kind == "probability"  # whose figures have no unit
-                near = (one for one in found if one.loss is loss and (is_near or _are_near(one.error, error)))
+                near = (other for other in found if other.loss is loss and (is_near or _are_near(other.error, error)))
                 scale = next(near, None)
                 if scale is None:
                     found.append(scale := _Scale(loss, error, []))

@@ -148,7 +148,7 @@ def _propose(options: argparse.Namespace, processes: Processes) -> Iterator[str]
         yield from shown(proposals)
         path, written = write_proposal(proposals, options.data.name.split(".")[0])
         yield written
-        losses = [one.loss for one in proposals if one.loss]
+        losses = [proposal.loss for proposal in proposals if proposal.loss]
     options.features, options.loss = processes.from_first("the proposed features", (path, losses))
 
 
@@ -398,7 +398,7 @@ class _Run:
     def _best_epoch(self) -> int:
         """Return the first epoch with the smallest loss, added over the labels; 0 before the first epoch."""
         of_labels = [epoch["evaluation_loss"].values() for epoch in self._epochs]
-        losses: list[float] = [sum(math.inf if loss is None else loss for loss in one) for one in of_labels]
+        losses: list[float] = [sum(math.inf if loss is None else loss for loss in of_label) for of_label in of_labels]
         return 1 + losses.index(min(losses)) if losses else 0
 
     def _errors(self) -> str:

@@ -165,7 +165,7 @@ def input_layer(features: Mapping[str, Any], feature_columns: Iterable[Embedding
     """
     columns = _in_order(feature_columns, features)
     ids = [read_ids(f"feature {column.key!r}", features[column.key]) for column in columns]
-    bags = [one.without_invalid(drops_weights=False).bags(default_id=None) for one in ids]
+    bags = [column_ids.without_invalid(drops_weights=False).bags(default_id=None) for column_ids in ids]
     rows = {column.key: one.shape[0] for column, one in zip(columns, bags, strict=True)}
     if len(set(rows.values())) > 1:
         raise ValueError(f"features: expected the same number of rows in each, got {rows}")
@@ -174,7 +174,7 @@ def input_layer(features: Mapping[str, Any], feature_columns: Iterable[Embedding
     if any(makes_rows):
         parameters[0].processes.require_joined("feature_columns", "one process")
     lookups = LocalLookups([column.table for column in columns], bags, makes_rows)
-    devices = [one.device for one in bags]
+    devices = [bag.device for bag in bags]
     vectors = PooledBags.apply(lookups, sinks_of(parameters, lookups), devices, *parameters, *[None] * len(columns))
     return torch.cat(vectors, dim=1)
 

@@ -213,7 +213,7 @@ def _pooled(
     """Return the sum of the pooled bags of each partition."""
     tables = [LookedUpRows(name, config, ArrayRows(to_floats(tensor), name, config.max_norm)) for tensor in tensors]
     lookups = LocalLookups(tables, bags, [False] * len(bags))
-    devices, weights = [one.device for one in bags], [one.weights for one in bags]
+    devices, weights = [bag.device for bag in bags], [bag.weights for bag in bags]
     pooled: Sequence[torch.Tensor] = PooledBags.apply(
         lookups, partial(sparse_gradients, tensors), devices, *tensors, *weights
     )
@@ -229,7 +229,7 @@ def _checked(name: str, params: Params) -> list[torch.Tensor]:
         if not is_plain or tensor.dtype != torch.float32:
             raise TypeError(f"{name}: expected vectors as float32 tensors, got {shown(tensor)}")
         if tensor.dim() != 2 or tensor.shape[1] != tensors[0].shape[-1] or not tensor.shape[1]:
-            shapes = ", ".join(f"{list(one.shape)}" for one in tensors)
+            shapes = ", ".join(f"{list(vectors.shape)}" for vectors in tensors)
             raise ValueError(f"{name}: expected vectors [V, D] with one D of at least 1, got {shapes}")
     if not sum(map(len, tensors)):
         raise ValueError(f"{name}: expected at least one vector, got none")

@@ -32,9 +32,11 @@ def clip_grad_norm_(
     if not 0 < norm_type < math.inf:
         raise ValueError(f"norm_type: expected a number above 0, got {norm_type}")
     every = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
-    shards = [one for one in every if isinstance(one, TableParameter) and one.processes.size > 1]
-    others = [one for one in every if not any(one is shard for shard in shards)]
-    total = torch.nn.utils.get_total_norm([one.grad for one in others if one.grad is not None], norm_type)
+    shards = [
+        parameter for parameter in every if isinstance(parameter, TableParameter) and parameter.processes.size > 1
+    ]
+    others = [parameter for parameter in every if not any(parameter is shard for shard in shards)]
+    total = torch.nn.utils.get_total_norm([other.grad for other in others if other.grad is not None], norm_type)
     if hasattr(total, "full_tensor"):  # of fully_shard
         total = total.full_tensor()
     total = total**norm_type

@@ -168,10 +168,10 @@ class EmbeddingBagCollection(torch.nn.Module):  # type: ignore[misc]
         if any(makes_rows):
             group = "process_group=torch.distributed.group.WORLD or a group of this process alone"
             self.processes.require_joined("EmbeddingBagCollection", group)
-        lookups = self._look_up([one.table for one in parameters], list(bags.values()), makes_rows)
+        lookups = self._look_up([parameter.table for parameter in parameters], list(bags.values()), makes_rows)
         shapes = [(*one.shape, lookup.shape[1]) for one, lookup in zip(bags.values(), lookups.pooled, strict=True)]
-        devices = [one.device for one in bags.values()]
-        weights = [one.weights for one in bags.values()]
+        devices = [bag.device for bag in bags.values()]
+        weights = [bag.weights for bag in bags.values()]
         pooled = PooledBags.apply(lookups, sinks_of(parameters, lookups), devices, *parameters, *weights)
         of_bags = {feature: one.reshape(shape) for feature, one, shape in zip(bags, pooled, shapes, strict=True)}
         return {feature: of_bags[feature] for feature in features}

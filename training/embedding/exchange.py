@@ -189,9 +189,9 @@ class SharedLookups:
         pooled = look_up_bags(
             [ArrayRows(vectors, of.table.name) for vectors, of in zip(rows, tables, strict=True)],
             [request.places for request in requests],
-            [one.row_ptrs for one in bags],
+            [bag.row_ptrs for bag in bags],
             [of.table.config.combiner for of in tables],
-            [weights_of(one) for one in bags],
+            [weights_of(bag) for bag in bags],
             [1] * count,
             [False] * count,
         )
@@ -298,11 +298,11 @@ class ShardSink(TableSink):
     def _merged(self, parts: Sequence[KeyGradients]) -> KeyGradients:
         if len(parts) == 1:
             return parts[0]
-        of, keys = self._table, np.concatenate([one.keys for one in parts])
+        of, keys = self._table, np.concatenate([part.keys for part in parts])
         keys, counts, places, _ = keys_by_owner(keys, self.processes.size, of.owner_number)
         zeros = ArrayRows(np.zeros((len(keys), of.table.config.dim), np.float32), of.table.name)
         [(lookup, _)] = look_up_bags([zeros], [places], [None], ["sum"], [None], [1], [False])
-        [sums] = array_gradients([lookup], [np.concatenate([one.sums for one in parts])])
+        [sums] = array_gradients([lookup], [np.concatenate([part.sums for part in parts])])
         return KeyGradients(keys, counts, sums)
 
 
@@ -328,7 +328,7 @@ def to_owners(
     """
     size, count = processes.size, len(tables)
     flags = np.zeros(1 + 2 * count, np.float32)  # all is finite; there is a gradient; its keys are those of ``owned``
-    flags[0] = all(one is None or np.isfinite(one.sums.sum()) for one in gradients)
+    flags[0] = all(gradient is None or np.isfinite(gradient.sums.sum()) for gradient in gradients)
     to_processes: list[list[NDArray[Any]]] = [[] for _ in range(size)]
     for number, (one, of_table) in enumerate(zip(gradients, owned, strict=True)):
         key_parts, sum_parts = [_NOTHING] * size, [_NOTHING] * size
@@ -342,18 +342,18 @@ def to_owners(
         for parts, *of_process in zip(to_processes, key_parts, sum_parts, strict=True):
             parts += of_process
     of_processes = processes.exchange(title, [[*parts, flags] for parts in to_processes])
-    all_flags = np.stack([one[-1] for one in of_processes])
+    all_flags = np.stack([sums[-1] for sums in of_processes])
     answers: list[RowGradient | None] = []
     for number, (of, of_table) in enumerate(zip(tables, owned, strict=True)):
         are_given, are_known = all_flags[:, 1 + 2 * number : 3 + 2 * number].T
         if not are_given.any():
             answers.append(None)
             continue
-        sums_of_rows = np.concatenate([one[2 * number + 1] for one in of_processes]).reshape(-1, of.table.config.dim)
+        sums_of_rows = np.concatenate([sums[2 * number + 1] for sums in of_processes]).reshape(-1, of.table.config.dim)
         if of_table is not None and are_known.all():
             answers.append((of_table.lookup, sums_of_rows))
             continue
-        keys = [one[2 * number].view(np.int64) for one in of_processes]
+        keys = [sums[2 * number].view(np.int64) for sums in of_processes]
         if of_table is not None:
             known = np.split(of_table.keys, of_table.counts.cumsum()[:-1])
             keys = [known[rank] if is_known else keys[rank] for rank, is_known in enumerate(are_known)]
@@ -362,7 +362,7 @@ def to_owners(
         answers.append((lookup, sums_of_rows))
     are_finite = bool(all_flags[:, 0].all())
     if not are_finite:
-        answers = [one and (one[0], np.full_like(one[1], np.nan)) for one in answers]
+        answers = [answer and (answer[0], np.full_like(answer[1], np.nan)) for answer in answers]
     return answers, are_finite
 
 

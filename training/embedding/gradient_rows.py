@@ -67,7 +67,7 @@ def joined(pieces: Iterable[Piece]) -> tuple[Piece, ...]:
             together[-1] = last._replace(stop=last.stop + stop - start)
         else:
             together.append(piece)
-    return tuple(one for one in together if one.start < one.stop) or tuple(together)
+    return tuple(span for span in together if span.start < span.stop) or tuple(together)
 
 
 def cut(pieces: Pieces, start: int, stop: int) -> Pieces:
@@ -110,6 +110,6 @@ def refuse(name: str, rows: Iterable[GradientRows], reason: str) -> NoReturn:
         rows: of the gradients.
         reason: why.
     """
-    tables = " and ".join(dict.fromkeys(repr(one.table.name) for one in rows))
+    tables = " and ".join(dict.fromkeys(repr(row.table.name) for row in rows))
     # no TypeError, which + would take for "ask the other operand"
     raise ValueError(f"table {tables}: PyTorch's {name!r} of gradients: {reason}")

@@ -160,7 +160,7 @@ def sparse_gradients(
     tensors: Sequence[torch.Tensor], gradients: Sequence[RowGradient | None]
 ) -> list[torch.Tensor | None]:
     """Return each gradient as a sparse gradient of a tensor [V, D], in the order of its rows."""
-    given = [one for one in gradients if one is not None]
+    given = [gradient for gradient in gradients if gradient is not None]
     sums = iter(sum_row_gradients([lookup for lookup, _ in given], [floats for _, floats in given]))
     return [
         None if one is None else sparse_gradient(*next(sums), tensor)

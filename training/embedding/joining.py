@@ -55,7 +55,7 @@ def join_shares(name: str, states: Sequence[dict[str, Any]]) -> dict[str, Any]:
         came = ", ".join(f"{rank} of {of}, by {how}" for rank, of, how in shards)
         raise ValueError(f"join_state_dicts: {name}: expected the states of processes 0 to {size - 1}, got {came}")
     in_order = [state["tables"] for _, state in sorted(zip(shards, states, strict=True), key=lambda one: one[0])]
-    tables = {table: _join_table(table, [one[table] for one in in_order]) for table in in_order[0]}
+    tables = {table: _join_table(table, [shard[table] for shard in in_order]) for table in in_order[0]}
     return {_SHARD: [0, 1, sharding], "tables": tables}
 
 

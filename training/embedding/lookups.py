@@ -67,10 +67,10 @@ class LocalLookups:
         """Look up the bags of each table. Where ``trains``, keys get rows."""
         answers = look_up_bags(
             [table.native for table in tables],
-            [one.keys for one in bags],
-            [one.row_ptrs for one in bags],
+            [bag.keys for bag in bags],
+            [bag.row_ptrs for bag in bags],
             [table.config.combiner for table in tables],
-            [weights_of(one) for one in bags],
+            [weights_of(bag) for bag in bags],
             [one.slots if table.config.keeps_slots else 1 for table, one in zip(tables, bags, strict=True)],
             trains,
         )
@@ -91,7 +91,7 @@ class LocalLookups:
 def need_rows(tables: Sequence[Table], bags: Sequence[FeatureBags]) -> bool:
     """Return ``Lookups.gradients_need_rows``."""
     return any(table.config.max_norm is not None for table in tables) or any(
-        one.weights is not None and one.weights.requires_grad for one in bags
+        bag.weights is not None and bag.weights.requires_grad for bag in bags
     )
 
 

@@ -147,7 +147,7 @@ def which_make_rows(parameters: Sequence[TableParameter], bags: Sequence[Feature
     Raises:
         RuntimeError: a repeated forward pass would make rows, or several processes share a table, so none can tell.
     """
-    makes_rows = [trains and torch.is_grad_enabled() and one.requires_grad for one in parameters]
+    makes_rows = [trains and torch.is_grad_enabled() and entry.requires_grad for entry in parameters]
     if backward_pass() == -1:
         return makes_rows
     for parameter, makes, one in zip(parameters, makes_rows, bags, strict=True):
@@ -183,7 +183,7 @@ def send_gradients(parameters: Iterable[TableParameter]) -> None:
 
 
 def _shards(parameters: Iterable[TableParameter]) -> list[ShardSink]:
-    return list(dict.fromkeys(one.sink for one in parameters if isinstance(one.sink, ShardSink)))
+    return list(dict.fromkeys(entry.sink for entry in parameters if isinstance(entry.sink, ShardSink)))
 
 
 def _to_sinks(parameters: Sequence[TableParameter], gradients: Sequence[Any]) -> list[torch.Tensor | None]:
@@ -229,7 +229,9 @@ def _made(table: EmbeddingTable, processes: Processes, owner: int | None, requir
 
 
 def _refuse(function: str, args: Any, kwargs: Any, cause: Exception | None = None) -> NoReturn:
-    table = next(one.table for one in tensors_in([*args, *(kwargs or {}).values()]) if isinstance(one, TableParameter))
+    table = next(
+        value.table for value in tensors_in([*args, *(kwargs or {}).values()]) if isinstance(value, TableParameter)
+    )
     instead = "an optimizer of training.optimizers, or row_dtype of the table's config for rows of another type"
     # no TypeError, which + and other operators would take for "ask the other operand"
     raise RuntimeError(

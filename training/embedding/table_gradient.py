@@ -109,7 +109,7 @@ class TableGradient(torch.Tensor):  # type: ignore[misc]
     @eager
     def __torch_dispatch__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Compute with elements of the same rows, and remember the rows of the result."""
-        if not all(issubclass(one, cls) for one in types):
+        if not all(issubclass(type_, cls) for type_ in types):
             return NotImplemented  # tensors of other kinds may have no elements, such as a DTensor
         named, act = kwargs or {}, _act_of(function)
         values = [*args, *named.values()]
@@ -118,12 +118,12 @@ class TableGradient(torch.Tensor):  # type: ignore[misc]
             _refuse_collective(act.name)
         rows, places = _shared_rows(act, gradients)
         if rows is not None:
-            aligned = {id(one): cls.of(_at(one.plain(), places[one.rows[0]]), rows) for one in gradients}
+            aligned = {id(other): cls.of(_at(other.plain(), places[other.rows[0]]), rows) for other in gradients}
             return _aligned(function, args, named, aligned)
         slots, parts = [values], [gradients]
         if act.is_of_lists:
-            slots = [list(slot) for slot in zip(*(one for one in values if isinstance(one, list)), strict=False)]
-            parts = [[one for one in slot if isinstance(one, cls)] for slot in slots]
+            slots = [list(slot) for slot in zip(*(value for value in values if isinstance(value, list)), strict=False)]
+            parts = [[tensor for tensor in slot if isinstance(tensor, cls)] for slot in slots]
         if act.written:
             _check_writes(act, _written(act, args, named), slots, parts)
         with torch._C._DisableTorchDispatch():
@@ -143,14 +143,14 @@ class TableGradient(torch.Tensor):  # type: ignore[misc]
         if result.layout is not torch.strided:
             _refuse(act.name, part, f"expected a dense result, got {result.layout}")
         rows = part[0].rows
-        if any(one.rows is not rows for one in part):
-            rows = tuple(dict.fromkeys(of for one in part for of in one.rows))
+        if any(gradient.rows is not rows for gradient in part):
+            rows = tuple(dict.fromkeys(of for gradient in part for of in gradient.rows))
         pieces = _pieces_of(act, args, named, part, result) if result.dim() else ()
         if pieces is not None:
             own = tuple(dict.fromkeys(piece.rows for piece in pieces if piece.rows is not None))
             if not own:
                 is_number = (act.is_statistic or not result.dim()) and result.is_floating_point()
-                if is_number and any(one.is_shard for one in rows):
+                if is_number and any(row.is_shard for row in rows):
                     _refuse_norm(act.name)
                 return result
             rows = rows if own == rows else own
@@ -246,7 +246,7 @@ def _act_of(function: Any) -> _Act:
     is_statistic = name.removeprefix("_foreach_") in _STATISTICS or name == "_foreach_powsum"
     by_element = torch.Tag.pointwise in function.tags or name in _BY_ELEMENT or name.endswith("_like")
     by_element |= is_of_lists and not is_statistic
-    is_alias = any(one.alias_info is not None for one in schema.returns) or name == "_unsafe_view"
+    is_alias = any(returned.alias_info is not None for returned in schema.returns) or name == "_unsafe_view"
     dims = [(place, one.name, one.default_value) for place, one in arguments if one.name in ("dim", "dims")]
     has_lists = any("[" in str(one.type) for _, one in arguments)
     return _Act(
@@ -267,17 +267,17 @@ def _shared_rows(
     act: _Act, gradients: Sequence[TableGradient]
 ) -> tuple[GradientRows | None, dict[GradientRows, Places]]:
     """Let gradients of equal rows have one ``GradientRows``. If rows differ, return all, and their places in each."""
-    if all(one.rows is gradients[0].rows for one in gradients):
+    if all(other.rows is gradients[0].rows for other in gradients):
         return None, {}
     of_tables: dict[int, list[GradientRows]] = {}
-    for rows in dict.fromkeys(rows for one in gradients for rows in one.rows):
+    for rows in dict.fromkeys(rows for other in gradients for rows in other.rows):
         of_tables.setdefault(id(rows.table), []).append(rows)
     equal: dict[GradientRows | None, GradientRows] = {}
     for parts in of_tables.values():
         whole, places = union(act.name, parts) if len(parts) > 1 else (parts[0], {})
         if places:
             can_align = act.by_element and not act.is_of_lists and len(of_tables) == 1
-            if can_align and all(one.rows_in_order() for one in gradients):
+            if can_align and all(other.rows_in_order() for other in gradients):
                 return whole, places
             expected = "expected whole gradients and an operation by element, such as +"
             refuse(act.name, parts, f"they have different rows; {expected}")
@@ -302,7 +302,7 @@ def _aligned(
     aligned: dict[int, TableGradient],
 ) -> Any:
     """Compute by element with gradients that have been aligned, by the id of the argument."""
-    in_order = [aligned.get(id(one), one) for one in args]
+    in_order = [aligned.get(id(arg), arg) for arg in args]
     result = function(*in_order, **{name: aligned.get(id(one), one) for name, one in named.items()})
     act = _act_of(function)
     written = _written(act, args, named)
@@ -321,11 +321,11 @@ def _check_writes(
     act: _Act, written: Sequence[torch.Tensor], slots: Sequence[Sequence[Any]], parts: Sequence[Sequence[TableGradient]]
 ) -> None:
     """Refuse to write elements of some rows to the places of others, or to a tensor that does not know its rows."""
-    numbers = {id(one) for one in written} if act.is_of_lists else set()
+    numbers = {id(tensor) for tensor in written} if act.is_of_lists else set()
     for slot, part in zip(slots, parts, strict=True):
-        for target in [one for one in slot if id(one) in numbers] if act.is_of_lists else written:
+        for target in [tensor for tensor in slot if id(tensor) in numbers] if act.is_of_lists else written:
             if isinstance(target, TableGradient):
-                others = [one for one in part if one is not target]
+                others = [gradient for gradient in part if gradient is not target]
                 if not _are_in_place(act, target, others) or (act.is_copy and _is_of_rows(target, slot)):
                     expected = "expected an operation by element on whole gradients"
                     _refuse(act.name, part, f"it writes elements to the places of other or unknown rows; {expected}")
@@ -337,15 +337,15 @@ def _check_writes(
 def _is_of_rows(target: TableGradient, slot: Sequence[Any]) -> bool:
     """Whether a tensor that does not know the rows would be copied to several rows, each element to its own."""
     has_rows = any(rows is not None and stop - start > width for rows, width, start, stop in target.pieces or ())
-    return has_rows and any(type(one) is torch.Tensor and one.shape == target.shape for one in slot)
+    return has_rows and any(type(tensor) is torch.Tensor and tensor.shape == target.shape for tensor in slot)
 
 
 def _are_in_place(act: _Act, target: TableGradient, others: Sequence[TableGradient]) -> bool:
     if act.name not in _BY_INDEX:
-        known = target.pieces is not None and all(_spread(one, target.shape) == target.pieces for one in others)
+        known = target.pieces is not None and all(_spread(other, target.shape) == target.pieces for other in others)
         return act.by_element and (known or not others)
     rows = target.rows_in_order()
-    of_rows = [rows is not None and one.rows_in_order() is rows for one in others]
+    of_rows = [rows is not None and other.rows_in_order() is rows for other in others]
     masks = zip(others, of_rows, strict=True)
     return all(one.dtype == torch.bool and (of or None is not one.pieces == target.pieces) for one, of in masks)
 
@@ -363,7 +363,7 @@ def _pieces_of(
 ) -> Pieces:
     """Return the elements of a result that was computed from gradients."""
     if act.by_element:
-        places = {_spread(one, result.shape) for one in part}
+        places = {_spread(gradient, result.shape) for gradient in part}
         if len(places) > 1:
             what = "the rows of some elements are unknown" if None in places else "they have different rows"
             _refuse(act.name, part, f"{what}; expected operations by element on whole gradients")
@@ -371,7 +371,7 @@ def _pieces_of(
     source = part[0]
     dims = _dims_of(act, args, named, source, result)
     if act.name in ("cat", "stack") and dims == {0}:
-        of_all = [one.pieces if isinstance(one, TableGradient) else (piece_of(None, one.shape),) for one in args[0]]
+        of_all = [arg.pieces if isinstance(arg, TableGradient) else (piece_of(None, arg.shape),) for arg in args[0]]
         return None if None in of_all else joined(piece for pieces in of_all for piece in pieces or ())
     if act.is_alias and source.is_contiguous() and result.is_contiguous() and source.dtype == result.dtype:
         start = result.storage_offset() - source.storage_offset()
@@ -383,7 +383,7 @@ def _pieces_of(
         size = source.numel() // len(source)
         parts = {cut(source.pieces, start, start + size) for start in range(0, source.numel(), size)}
         return parts.pop() if len(parts) == 1 else None
-    if rows is None or any(one.rows_in_order() is not rows for one in part):
+    if rows is None or any(gradient.rows_in_order() is not rows for gradient in part):
         return None
     if (act.is_statistic or act.name in _ALONG_DIMENSIONS) and 0 not in dims and len(result) == rows.count:
         return (piece_of(rows, result.shape),)
@@ -420,4 +420,4 @@ def _refuse_norm(name: str) -> NoReturn:
 
 
 def _refuse(name: str, gradients: Sequence[TableGradient], reason: str) -> NoReturn:
-    refuse(name, [rows for one in gradients for rows in one.rows], reason)
+    refuse(name, [rows for other in gradients for rows in other.rows], reason)

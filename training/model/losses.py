@@ -311,7 +311,7 @@ LOSS_OF_KIND: Mapping[OutputKind, Loss] = {loss.kind: loss for loss in LOSSES}
 
 def losses_of(graph: Graph) -> tuple[Loss, ...]:
     """Return the loss of each column of a graph's labels."""
-    return tuple(SquaredError(one.mean, one.std) if one.kind == "score" else LogLoss() for one in graph.heads)
+    return tuple(SquaredError(head.mean, head.std) if head.kind == "score" else LogLoss() for head in graph.heads)
 
 
 def are_apart(largest: float, std: float) -> bool:

@@ -47,7 +47,7 @@ _USUAL_NAMES = {
 #: Options in the states of some optimizers, ours or PyTorch's.
 _OPTIONS = {
     "foreach",
-    *(one.name for rule in (AdaGradRule, AdamRule, FtrlRule) for one in fields(rule)),
+    *(field.name for rule in (AdaGradRule, AdamRule, FtrlRule) for field in fields(rule)),
     "momentum_factor",
 }
 _numbers = count()
@@ -144,7 +144,7 @@ class RuleOptimizer(torch.optim.Optimizer):  # type: ignore[misc]
             with torch.enable_grad():
                 loss = closure()
         self._require_last_made()
-        send_gradients(one for one in self._parameters() if isinstance(one, TableParameter))
+        send_gradients(parameter for parameter in self._parameters() if isinstance(parameter, TableParameter))
         for group in self.param_groups:
             rule = self._rule(group)
             tables: dict[int, list[TableParameter]] = defaultdict(list)  # by step
@@ -185,12 +185,14 @@ class RuleOptimizer(torch.optim.Optimizer):  # type: ignore[misc]
         """Refuse to step a table whose rows have the states of another optimizer."""
         for group in self.param_groups:
             has_states = bool(self._rule(group).initial_states)
-            for one in group["params"]:
-                if not isinstance(one, TableParameter) or one.optimizer in (None, self._number):
+            for parameter in group["params"]:
+                if not isinstance(parameter, TableParameter) or parameter.optimizer in (None, self._number):
                     continue
-                if has_states or one.table.native.initial_states:
+                if has_states or parameter.table.native.initial_states:
                     expected = "a step of the optimizer that was made last, because rows have the states of one"
-                    raise RuntimeError(f"table {one.table.name!r}: expected {expected}, got a step of an earlier one")
+                    raise RuntimeError(
+                        f"table {parameter.table.name!r}: expected {expected}, got a step of an earlier one"
+                    )
 
     def _parameters(self) -> Iterator[torch.Tensor]:
         return chain.from_iterable(group["params"] for group in self.param_groups)

@@ -89,7 +89,7 @@ class CheckpointFacts:
             ModelFileError: the file or ``dense.pt`` is damaged.
         """
         document = read_checkpoint_file(folder, ("batches", "step", "optimizer", "features", "servers", "updates"))
-        features = [_read_feature(one) for one in document.objects("features")]
+        features = [_read_feature(entry) for entry in document.objects("features")]
         config = EmbeddingConfig({feature.name: feature for feature in features})
         batches, step = (document.integer(name, minimum=0, maximum=2**62) for name in ("batches", "step"))
         optimizer = document.object("optimizer")
@@ -106,13 +106,13 @@ class CheckpointFacts:
 
 
 def _read_feature(members: Fields) -> Feature:
-    members.allow(one.name for one in fields(Feature))
+    members.allow(member.name for member in fields(Feature))
     read: dict[Any, Any] = {
         str: members.text,
         bool: members.boolean,
         int: lambda key: members.integer(key, minimum=0, maximum=2**64),
     }
-    return Feature(**{one.name: read[one.type](one.name) for one in fields(Feature)})
+    return Feature(**{member.name: read[member.type](member.name) for member in fields(Feature)})
 
 
 def checkpoints_in(folder: str | Path) -> CheckpointFolder:

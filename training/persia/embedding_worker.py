@@ -115,7 +115,7 @@ class Block:
         self.features: dict[str, slice] = {}
         self.lookup: BagLookup | None = None
         self._combiner = combiner
-        self._places = [distinct.places[one.feature.name] for one in features]
+        self._places = [distinct.places[read.feature.name] for read in features]
         row_ptrs, keys, bags = [np.zeros(1, np.int64)], 0, 0
         for one in features:
             row_ptrs.append(one.row_ptrs[1:] + keys)
@@ -155,11 +155,11 @@ class SparseBatch:
     def of(cls, features: list[FeatureKeys], servers: int) -> "SparseBatch":
         """Find the distinct keys of features."""
         distinct, blocks = {}, []
-        for dim in sorted({one.feature.dim for one in features}):
-            of_dim = [one for one in features if one.feature.dim == dim]
+        for dim in sorted({read.feature.dim for read in features}):
+            of_dim = [read for read in features if read.feature.dim == dim]
             distinct[dim] = DistinctKeys(of_dim, servers)
             for combiner in ("sum", "sqrtn"):
-                of_block = [one for one in of_dim if one.feature.has_sqrt_scaling == (combiner == "sqrtn")]
+                of_block = [read for read in of_dim if read.feature.has_sqrt_scaling == (combiner == "sqrtn")]
                 if of_block:
                     blocks.append(Block(dim, combiner, of_block, distinct[dim]))
         return cls(features, distinct, blocks)
@@ -208,11 +208,11 @@ class EmbeddingWorker:
         arrays: dict[str, NDArray[Any]] = {block.name: block.pool(rows[block.dim]) for block in batch.blocks}
         at = {name: (block.name, bags) for block in batch.blocks for name, bags in block.features.items()}
         features = []
-        for one in batch.features:
-            name, (block_name, bags) = one.feature.name, at[one.feature.name]
+        for feature in batch.features:
+            name, (block_name, bags) = feature.feature.name, at[feature.feature.name]
             features.append((name, block_name, bags.start, bags.stop))
-            if one.index is not None:
-                arrays[f"index {name}"] = one.index
+            if feature.index is not None:
+                arrays[f"index {name}"] = feature.index
         return Message(arrays, {"features": features})
 
     def _rows(self, batch: SparseBatch) -> dict[int, Floats]:

@@ -144,10 +144,10 @@ class EmbeddingVariable(Variable):
         """Refuse to move rows outside of a scope."""
         name = function.__name__
         if name in _MOVES or name.startswith(("_foreach_", "_fused_")):
-            for one in tensors_in([*args, *(kwargs or {}).values()]):
-                if isinstance(one, EmbeddingVariable) and not one.scopes:
+            for value in tensors_in([*args, *(kwargs or {}).values()]):
+                if isinstance(value, EmbeddingVariable) and not value.scopes:
                     advice = "step it inside sok.OptimizerScope, or use sok.optimizers.Adam"
-                    raise SessionError(f"{one._place}: the variable of a layer has no open scope; {advice}")
+                    raise SessionError(f"{value._place}: the variable of a layer has no open scope; {advice}")
         with torch._C.DisableTorchFunctionSubclass():
             return function(*args, **kwargs or {})
 

@@ -95,7 +95,7 @@ def look_up(
         receiver = partial(_to_owners, lookups, variables, tables)
     if dynamic:
         receiver = sinks_of(dynamic, lookups)
-    devices, weights = [one.device for one in bags], [one.weights for one in bags]
+    devices, weights = [bag.device for bag in bags], [bag.weights for bag in bags]
     return list(PooledBags.apply(lookups, receiver, devices, *variables, *weights))
 
 

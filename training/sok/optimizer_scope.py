@@ -26,7 +26,7 @@ class OptimizerScope:
             TypeError: one variable came instead of a list.
         """
         variables = _listed("OptimizerScope", trainable_variables)
-        self._variables = [one for one in variables if isinstance(one, EmbeddingVariable)]
+        self._variables = [variable for variable in variables if isinstance(variable, EmbeddingVariable)]
 
     def __enter__(self) -> "OptimizerScope":
         """Open the scope."""
@@ -51,7 +51,7 @@ def split_embedding_variable_from_others(
         TypeError: one variable came instead of a list.
     """
     variables = _listed("split_embedding_variable_from_others", trainable_variables)
-    is_embedding = [isinstance(one, Variable | DynamicVariable) for one in variables]
+    is_embedding = [isinstance(variable, Variable | DynamicVariable) for variable in variables]
     embeddings = [one for one, is_one in zip(variables, is_embedding, strict=True) if is_one]
     return embeddings, [one for one, is_one in zip(variables, is_embedding, strict=True) if not is_one]
 

@@ -52,10 +52,10 @@ class Adam:
             raise ValueError("apply_gradients: expected each variable once, got one of them twice")
         known = self._parameters()
         for _, variable in pairs:
-            if not any(variable is one for one in known):
+            if not any(variable is parameter for parameter in known):
                 self._optimizer.add_param_group({"params": [variable]})
         known = self._parameters()
-        kept = [one.grad for one in known]
+        kept = [parameter.grad for parameter in known]
         try:
             for one in known:
                 one.grad = gradients.get(id(one))
@@ -66,4 +66,4 @@ class Adam:
                 one.grad = gradient
 
     def _parameters(self) -> list[torch.Tensor]:
-        return [one for group in self._optimizer.param_groups for one in group["params"]]
+        return [parameter for group in self._optimizer.param_groups for parameter in group["params"]]

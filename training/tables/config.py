@@ -123,7 +123,7 @@ class EmbeddingBagConfig:
         if not isinstance(self.initializer, Initializer):
             expected = "Uniform(low, high), Normal(mean, std) or Constant(value) of training.embedding"
             raise TypeError(f"initializer: expected {expected}, got {self.initializer!r}")
-        if isinstance(self.features, str) or not all(isinstance(one, str) for one in self.features):
+        if isinstance(self.features, str) or not all(isinstance(feature, str) for feature in self.features):
             raise TypeError(f"features: expected a tuple of names, got {self.features!r}")
 
     @property

@@ -97,8 +97,8 @@ def broadcast_then_convert_to_csr(
 
     inputs = [tf.convert_to_tensor(row_indices), tf.convert_to_tensor(values)]
     packed = run(divide, inputs, [tf.int64] * replicas)
-    for one in packed:
-        one.set_shape([_HEADER + plugin.samples(is_training) * embedding.slots + 1 + most])
+    for tensor in packed:
+        tensor.set_shape([_HEADER + plugin.samples(is_training) * embedding.slots + 1 + most])
     return packed
 
 
@@ -189,7 +189,7 @@ def fprop_experimental(
         [number] = count.reshape(-1)
         return compressed("fprop_experimental", embedding_name, offsets, keys, number, is_training)[1]
 
-    tensors = [tf.convert_to_tensor(one) for one in (row_offset, values, nnz)]
+    tensors = [tf.convert_to_tensor(value) for value in (row_offset, values, nnz)]
     samples = plugin.samples(is_training)
     return _pool(place, embedding, replica, tensors, read, samples, bp_trigger, is_training)
 

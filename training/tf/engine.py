@@ -101,16 +101,18 @@ def pool(
     """
     count = len(variables)
     sources, ids = _gathered(variables, ids, trains)
-    tables: list[EmbeddingTable | None] = [getattr(one, "table", None) for one in variables]
-    norms: list[float | None] = [getattr(one, "max_norm", None) for one in variables]
-    makes_rows = [trains and getattr(one, "trainable", False) and hasattr(one, "table") for one in variables]
+    tables: list[EmbeddingTable | None] = [getattr(variable, "table", None) for variable in variables]
+    norms: list[float | None] = [getattr(variable, "max_norm", None) for variable in variables]
+    makes_rows = [
+        trains and getattr(variable, "trainable", False) and hasattr(variable, "table") for variable in variables
+    ]
     dims = [int(source.shape[1]) for source in sources]
-    weights = [one.weights for one in ids if one.weights is not None]
+    weights = [slot_ids.weights for slot_ids in ids if slot_ids.weights is not None]
 
     def look_up(arrays: Iterator[Array], makes_rows: Sequence[bool]) -> tuple[list[IdRows], Any]:
         of_sources = [next(arrays) for _ in range(count)]
-        of_ids = [None if one.weights is None else next(arrays) for one in ids]
-        rows = [one.read(*(next(arrays) for _ in one.tensors)) for one in ids]
+        of_ids = [None if slot_ids.weights is None else next(arrays) for slot_ids in ids]
+        rows = [slot_ids.read(*(next(arrays) for _ in slot_ids.tensors)) for slot_ids in ids]
         natives = [
             ArrayRows(array, one.place, norm) if table is None else table.native
             for array, one, norm, table in zip(of_sources, ids, norms, tables, strict=True)
@@ -119,14 +121,14 @@ def pool(
             None if floats is None else _in_order(one.place, floats, of_one)
             for one, floats, of_one in zip(ids, of_ids, rows, strict=True)
         ]
-        keys, ptrs = [one.ids for one in rows], [one.row_ptrs for one in rows]
+        keys, ptrs = [row.ids for row in rows], [row.row_ptrs for row in rows]
         return rows, look_up_bags(natives, keys, ptrs, combiners, ordered, [1] * count, makes_rows)
 
     def forward(*arrays: Array) -> list[Floats]:
         return [vectors for _, vectors in look_up(iter(arrays), makes_rows)[1]]
 
     def backward(*arrays: Array) -> list[Array]:
-        upstream = [np.ascontiguousarray(one, np.float32) for one in arrays[:count]]
+        upstream = [np.ascontiguousarray(array, np.float32) for array in arrays[:count]]
         rows, answers = look_up(iter(arrays[count + 1 :]), [False] * count)
         lookups = [lookup for lookup, _ in answers]
         in_arrays = [place for place, table in enumerate(tables) if table is None]
@@ -134,7 +136,7 @@ def pool(
         weighted = [place for place, one in enumerate(ids) if one.weights is not None]
 
         def some(places: list[int]) -> Any:
-            return [lookups[one] for one in places], [upstream[one] for one in places]
+            return [lookups[place] for place in places], [upstream[place] for place in places]
 
         of_tables = [array for pair in sum_row_gradients(*some(in_tables)) for array in pair]
         of_weights = zip(weighted, weight_gradients(*some(weighted)), strict=True)
@@ -151,7 +153,7 @@ def pool(
             one.set_shape([None, dim])
 
         def gradients(*upstream: Any) -> list[Any]:
-            dense = [tf.convert_to_tensor(one) for one in upstream]
+            dense = [tf.convert_to_tensor(gradient) for gradient in upstream]
             in_arrays = tables.count(None)
             dtypes = [tf.float32] * in_arrays + [tf.int64, tf.float32] * (count - in_arrays)
             # a backward pass begins after the forward pass has made rows, so it takes one of its vectors
@@ -165,7 +167,7 @@ def pool(
 
         return vectors, gradients
 
-    return list(pooled(*sources, *weights, *(tensor for one in ids for tensor in one.tensors)))
+    return list(pooled(*sources, *weights, *(tensor for slot_ids in ids for tensor in slot_ids.tensors)))
 
 
 def _gathered(variables: Sequence[Any], ids: Sequence[Ids], trains: bool) -> tuple[list[tf.Tensor], list[Ids]]:
@@ -234,11 +236,11 @@ def move_rows(
     """
 
     def step(rate: Array, *arrays: Array) -> list[Array]:
-        keys, floats = arrays[::2], [np.ascontiguousarray(one, np.float32) for one in arrays[1::2]]
+        keys, floats = arrays[::2], [np.ascontiguousarray(array, np.float32) for array in arrays[1::2]]
         count = len(tables)
         ones = look_up_bags(
             [table.native for table in tables],
-            [np.ascontiguousarray(one, np.int64) for one in keys],
+            [np.ascontiguousarray(key, np.int64) for key in keys],
             [None] * count,
             ["sum"] * count,
             [None] * count,
@@ -254,7 +256,7 @@ def move_rows(
             )
         return [np.zeros((), np.int64)]
 
-    pairs = [tensor for one in gradients for tensor in (one.indices, one.values)]
+    pairs = [tensor for gradient in gradients for tensor in (gradient.indices, gradient.values)]
     [done] = run(step, [tf.cast(learning_rate, tf.float64), *pairs], [tf.int64])
     return done
 

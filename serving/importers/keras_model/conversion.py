@@ -163,8 +163,8 @@ class _Conversion:
         )
         slots = tuple((table.name, slot) for table in plan.tables for slot in table.of_requests.names)
         assert plan.features is not None
-        names = tuple(one.name for one in plan.features.features)
-        return ImportedModule(path, found[0], tuple(str(one.name) for one in self._graph.numbers), slots, names)
+        names = tuple(feature.name for feature in plan.features.features)
+        return ImportedModule(path, found[0], tuple(str(number.name) for number in self._graph.numbers), slots, names)
 
     def _rows_of(self, layer: Any) -> TableRows:
         source = f"{self._source}#{layer.name}"
@@ -178,14 +178,14 @@ class _Conversion:
         return rows_of_array(source, vectors, keys)
 
     def _plan(self) -> ImportPlan:
-        graph, has_mask = self._graph, {one.layer.name for one in self._graph.lookups if one.padding}
+        graph, has_mask = self._graph, {other.layer.name for other in self._graph.lookups if other.padding}
         padding_rows = {table: self._rows[table].read(0, 1)[0] for table in has_mask}
         with TemporaryDirectory() as folder:
             definition = self._definition(Path(folder))
             exported = Network(self._keras, graph, padding_rows).export(Path(folder))
         network = check_network(self._source, exported, graph.kinds, self._logits)
-        rows = {one.name: self._rows[one.name] for one in network.inputs if one.name in self._rows}
-        dense = next((one for one in network.inputs if one.name == dense_name(graph)), None)
+        rows = {tensor.name: self._rows[tensor.name] for tensor in network.inputs if tensor.name in self._rows}
+        dense = next((tensor for tensor in network.inputs if tensor.name == dense_name(graph)), None)
         of_tables = {}
         for table in rows:
             names = tuple(name for lookup in graph.of_table(table) for name in lookup.names)
@@ -201,7 +201,7 @@ class _Conversion:
         padding = lookups[0].padding
         if padding is None:
             return None
-        return SequenceSlots(tuple(one.size for one in lookups), mask_name(self._graph, table), padding)
+        return SequenceSlots(tuple(lookup.size for lookup in lookups), mask_name(self._graph, table), padding)
 
     def _definition(self, folder: Path) -> FeatureDefinition:
         """Return the inputs as features. Ids that are the rows of a table end with it, and a larger id is an error.
@@ -209,8 +209,10 @@ class _Conversion:
         Keras may fail to save a model after others were made of its layers, so this comes first.
         """
         graph = self._graph
-        lists = [one.input for one in graph.lookups if one.size > 1 and one.padding is None]
-        is_list_read_once = len(set(lists)) == len(lists) and all(len(one.shape) <= 2 for one in graph.model.inputs)
+        lists = [lookup.input for lookup in graph.lookups if lookup.size > 1 and lookup.padding is None]
+        is_list_read_once = len(set(lists)) == len(lists) and all(
+            len(tensor.shape) <= 2 for tensor in graph.model.inputs
+        )
         if not is_list_read_once and not graph.has_preprocessing:
             return self._definition_of_positions()
         archive = folder / "model.keras"
@@ -244,7 +246,7 @@ class _Conversion:
 
     def _sized(self, definition: FeatureDefinition) -> FeatureDefinition:
         """Return the features with their slots and their ends."""
-        features = {one.name: one for one in definition.features}
+        features = {known.name: known for known in definition.features}
         slots = dict.fromkeys(self._graph.tables, 0)
         owners: dict[str, str] = {}
         for lookup in self._graph.lookups:
@@ -270,15 +272,15 @@ class _Conversion:
         graph, keras = self._graph, self._keras
         rng, convert = np.random.default_rng(0), keras.ops.convert_to_numpy
         tensors = {id(lookup.keys): lookup.keys for lookup in graph.lookups}
-        keys = {id(one.keys): self._random_keys(rng, one) for one in graph.lookups}
+        keys = {id(lookup.keys): self._random_keys(rng, lookup) for lookup in graph.lookups}
         numbers = [rng.normal(size=(_SAMPLES, width)).astype(np.float32) for width in graph.widths]
         given: list[NDArray[Any]] = [keys[one].reshape(_SAMPLES, *tensor.shape[1:]) for one, tensor in tensors.items()]
         given += [one.reshape(_SAMPLES, *cut.shape[1:]) for one, cut in zip(numbers, graph.cuts, strict=True)]
         behind = keras.Model([*tensors.values(), *graph.cuts], graph.outputs)
         parts = [convert(one).reshape(_SAMPLES, -1) for one in keras.tree.flatten(behind(given, training=False))]
         answers = np.concatenate(parts, axis=1).astype(np.float64)
-        in_order = [one for table in plan.tables for one in graph.of_table(table.name)]
-        own = [keys[id(one.keys)] for one in in_order]
+        in_order = [lookup for table in plan.tables for lookup in graph.of_table(table.name)]
+        own = [keys[id(lookup.keys)] for lookup in in_order]
         is_key = [(part != 0) | (one.padding is None) for one, part in zip(in_order, own, strict=True)]
         # an average of no key is not a number, which need not be compared
         is_empty = np.any([~part.any(axis=1) for part in is_key], axis=0)
@@ -314,11 +316,11 @@ class _Conversion:
         example = {name: array[: self._max_batchsize] for name, array in self._example.items()}
         inputs = as_inputs(keras, graph.model, example)
         outputs = keras.tree.flatten(keras.Model(graph.model.input, graph.outputs)(inputs, training=False))
-        parts = [keras.ops.convert_to_numpy(one) for one in outputs]
-        answers = np.concatenate([one.reshape(len(one), -1) for one in parts], axis=1).astype(np.float64)
+        parts = [keras.ops.convert_to_numpy(output) for output in outputs]
+        answers = np.concatenate([part.reshape(len(part), -1) for part in parts], axis=1).astype(np.float64)
         asked = np.isfinite(answers).all(axis=1)  # a request without an answer is an error
         assert plan.features is not None
-        features = {one.name for one in plan.features.features}
+        features = {feature.name for feature in plan.features.features}
         columns = {
             key: column
             for name, array in example.items()
@@ -333,14 +335,14 @@ class _Conversion:
         elif array.shape[1] == 1:
             yield name, array[:, 0].tolist()
         else:
-            is_sequence = any(one.padding is not None for one in self._graph.lookups if one.input == name)
+            is_sequence = any(other.padding is not None for other in self._graph.lookups if other.input == name)
             padding = "" if array.dtype.kind in "US" else 0
-            yield name, [[one for one in row if not is_sequence or one != padding] for row in array.tolist()]
+            yield name, [[key for key in row if not is_sequence or key != padding] for row in array.tolist()]
 
     def _random_keys(self, rng: np.random.Generator, lookup: Lookup) -> NDArray[np.int64]:
         """Return keys [samples, S] that the tables of a lookup have."""
         rows = self._rows[lookup.layer.name]
-        sharing = [one.layer.name for one in self._graph.lookups if one.keys is lookup.keys]
+        sharing = [other.layer.name for other in self._graph.lookups if other.keys is lookup.keys]
         places = rng.integers(0, min(self._rows[name].rows for name in sharing), (_SAMPLES, lookup.size))
         keys: NDArray[np.int64] = places if rows.keys is None else rows.keys[places]
         if lookup.padding is None:

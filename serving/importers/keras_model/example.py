@@ -76,7 +76,7 @@ def _array(name: str, tensor: Any, value: Any) -> NDArray[Any]:
     except Exception as err:  # of any framework
         raise _error(f"{name!r}: expected {kind} in a rectangle, got {type(value).__name__}") from err
     if array.dtype == object:  # TensorFlow's strings
-        texts = [one.decode() if isinstance(one, bytes) else one for one in array.reshape(-1)]
+        texts = [text.decode() if isinstance(text, bytes) else text for text in array.reshape(-1)]
         array = np.array(texts).reshape(array.shape)
     found = _KINDS.get(array.dtype.kind, f"{type(value).__name__} of {array.dtype}")
     fits = kind == found if "strings" in (kind, found) else array.dtype.kind in "biuf"

@@ -103,7 +103,7 @@ class KerasGraph:
             of_layers, stated = list(model.output_names), list(kinds or ())
             answer = named_in_order(self.source, answer, stated if set(stated).isdisjoint(of_layers) else of_layers)
         self.kinds = kinds_of_answer(self.source, answer, kinds)
-        named = [answer[one] for one in self.kinds] if isinstance(answer, dict) else [answer]
+        named = [answer[kind] for kind in self.kinds] if isinstance(answer, dict) else [answer]
         for name, tensor in zip(self.kinds, named, strict=True):
             if not hasattr(tensor, "shape"):
                 reason = (
@@ -113,7 +113,8 @@ class KerasGraph:
             if len(tensor.shape) > 2 or None in tensor.shape[1:]:
                 reason = f"{name!r} has the shape {tensor.shape}, expected [B] or [B, L]; add a Flatten, or omit it"
                 raise ConfigError(self.source, "outputs", reason)
-        self.outputs = [self._keras.layers.Identity()(one) for one in named]  # a model cannot be cut at its output
+        # a model cannot be cut at its output
+        self.outputs = [self._keras.layers.Identity()(output) for output in named]
 
     @property
     def has_preprocessing(self) -> bool:
@@ -127,12 +128,12 @@ class KerasGraph:
     def dense_names(self) -> tuple[str, ...]:
         """The name of each number, in the order of the network's."""
         widths = zip(self.numbers, self.widths, strict=True)
-        return tuple(one for tensor, width in widths for one in names_of_positions(str(tensor.name), width))
+        return tuple(name for tensor, width in widths for name in names_of_positions(str(tensor.name), width))
 
     @property
     def in_network(self) -> frozenset[str]:
         """The layers that are parts of the network."""
-        cut = {id(one) for one in self.cuts}
+        cut = {id(tensor) for tensor in self.cuts}
         nodes = (node for node in self._nodes if kind_of(node.operation) not in PREPROCESSING)
         return frozenset(str(node.operation.name) for node in nodes if id(node.output_tensors[0]) not in cut)
 
@@ -234,8 +235,8 @@ class KerasGraph:
         """Refuse a table whose keys two layers make, because a key would stand for two values."""
         for table in self.tables:
             calls = self.of_table(table)
-            makers = {id(maker): maker for maker in (self._maker[id(one.keys)] for one in calls)}
-            names = [str(one.name) for one in makers.values() if kind_of(one) in PREPROCESSING]
+            makers = {id(maker): maker for maker in (self._maker[id(call.keys)] for call in calls)}
+            names = [str(maker.name) for maker in makers.values() if kind_of(maker) in PREPROCESSING]
             if names and len(makers) > 1:
                 other = next((name for name in names if name != names[0]), "an input")
                 reason = f"it reads keys of {names[0]!r} and of {other!r}, which are of different values"
@@ -251,7 +252,7 @@ class KerasGraph:
             )
         if getattr(layer, "invert", False):
             raise self.refuse(layer, "invert=True: expected a layer that makes keys of values")
-        others = [one.operation for one in self._readers(tensor) if one.operation is not layer]
+        others = [reader.operation for reader in self._readers(tensor) if reader.operation is not layer]
         if others and kind_of(self._maker[id(tensor)]) == "InputLayer":
             reason = f"{others[0].name!r} ({type(others[0]).__name__}) also reads its input {tensor.name!r}"
             raise self.refuse(layer, f"{reason}; give each layer an input of its own with the same values")
@@ -260,7 +261,11 @@ class KerasGraph:
         """Return the input from which keys come, directly or through a preprocessing layer."""
         maker = self._maker[id(keys)]
         if kind_of(maker) in PREPROCESSING:
-            [node] = [one for one in self._nodes if one.operation is maker and one.output_tensors[0] is keys]
+            [node] = [
+                candidate
+                for candidate in self._nodes
+                if candidate.operation is maker and candidate.output_tensors[0] is keys
+            ]
             maker = self._maker[id(node.input_tensors[0])]
         if kind_of(maker) != "InputLayer":
             reason = f"expected keys of an input or of {', '.join(PREPROCESSING)}, got those of {maker.name!r}"
@@ -270,7 +275,7 @@ class KerasGraph:
         return str(maker.name)
 
     def _readers(self, tensor: Any) -> list[Any]:
-        return [node for node in self._nodes if any(one is tensor for one in node.input_tensors)]
+        return [node for node in self._nodes if any(input_tensor is tensor for input_tensor in node.input_tensors)]
 
     def _is_preprocessed(self, tensor: Any) -> bool:
         """Return whether a preprocessing layer makes keys of an input."""
@@ -282,8 +287,8 @@ class KerasGraph:
         if kind_of(first.operation) != "Normalization" or others:
             return tensor
         calls = [node.input_tensors[0] for node in self._nodes if node.operation is first.operation]
-        is_of_inputs = all(kind_of(self._maker[id(one)]) == "InputLayer" for one in calls)
-        is_alone = is_of_inputs and all(len(self._readers(one)) == 1 for one in calls)
+        is_of_inputs = all(kind_of(self._maker[id(call)]) == "InputLayer" for call in calls)
+        is_alone = is_of_inputs and all(len(self._readers(call)) == 1 for call in calls)
         return first.output_tensors[0] if is_alone else tensor
 
     def _size(self, layer: Any, tensor: Any) -> int:

@@ -48,7 +48,7 @@ class Network:
             place = slice(first[table], first[table] + lookup.size)
             first[table] += lookup.size
             rows, mask = self._rows_of(lookup, place)
-            known = {id(one) for one in cuts}
+            known = {id(tensor) for tensor in cuts}
             for of_keys, is_key in graph.masks_of(lookup) if mask is not None else ():
                 if id(of_keys) in known:  # of another table
                     continue
@@ -66,7 +66,7 @@ class Network:
                 masks.append(None)
                 begin += width
         behind = keras.Model([*cuts, *graph.cuts], graph.outputs, name="network")
-        has_masks = any(one is not None for one in masks)
+        has_masks = any(given is not None for given in masks)
         self._model = keras.Model(self._inputs, behind(parts, mask=masks if has_masks else None))
 
     def _input(self, name: str, *sizes: int) -> Any:
@@ -122,7 +122,7 @@ class Network:
 
         signature = {name: tf.TensorSpec((None, *one.shape[1:]), tf.float32) for name, one in self._inputs.items()}
         captured = tf.function(self._model).get_concrete_function(signature).captured_inputs
-        values = [one.numpy() for one in captured if one.dtype != tf.resource]
+        values = [resource.numpy() for resource in captured if resource.dtype != tf.resource]
         if len(values) != len(extra):
             names = ", ".join(entry.name for entry in extra)
             raise ConfigError(self._graph.source, "", f"Keras exports constants of a layer as inputs: {names}")

@@ -91,7 +91,7 @@ def convert(
     if definition is not None:
         plan = with_features(plan, definition, str(features))
     elif inputs.weights or any(slot.shift for of_table in sources.slots.values() for slot in of_table):
-        rows = {one.name: one.rows.rows if one.rows.keys is None else LARGEST_KEY for one in plan.tables}
+        rows = {table.name: table.rows.rows if table.rows.keys is None else LARGEST_KEY for table in plan.tables}
         plan = replace(plan, features=definition_of(inputs, sources, slots_of_tables, rows))
     found: list[Comparison] = []
     path = write_model(
@@ -240,8 +240,8 @@ def _plan(
         name: SlotsOfRequest(
             tuple(slot.own_name for slot in slots_of_tables if slot.table == name),
             sequences[name]._replace(mask=masks.get(name, "")) if name in sequences else None,
-            has_one_key=all(one.has_one_key or one.padding is not None for one in sources.slots[name]),
-            paddings=tuple(one.no_key for one in sources.slots[name]),
+            has_one_key=all(slot.has_one_key or slot.padding is not None for slot in sources.slots[name]),
+            paddings=tuple(slot.no_key for slot in sources.slots[name]),
         )
         for name in slots
     }

@@ -57,7 +57,7 @@ def definition_of(
         features.append(
             FeatureConfig(name=name, kind="identity", offset=shift, size=limit, list=lists[name], shares=shares)
         )
-    weighed = {one.name: names[one.feature] for one in inputs.weights}
+    weighed = {weight.name: names[weight.feature] for weight in inputs.weights}
     dense = [
         FeatureConfig(name=name, kind="dense")
         if name not in weighed

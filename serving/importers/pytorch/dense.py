@@ -39,7 +39,7 @@ class _DenseNetwork(nn.Module):  # type: ignore[misc]
         self.module = module
         self._tables, self._inputs, self._sources, self._masks = tables, inputs, sources, masks
         self._answers = answers
-        keys = {(table, one.row_key) for table in masks for one in sources[table]}
+        keys = {(table, source.row_key) for table in masks for source in sources[table]}
         rows = {(table, key): tables.row(table, key).clone() for table, key in keys if key is not None}
         self._rows = {place: row for place, row in rows.items() if row.any()}  # of padding; the rest are zeros
 
@@ -50,7 +50,7 @@ class _DenseNetwork(nn.Module):  # type: ignore[misc]
         vectors = {table: [next(rest)] for table in self._sources}
         masks = {table: next(rest) > 0.5 for table in self._masks}
         keys = first.new_zeros(samples, dtype=torch.int64)  # nothing reads their values
-        features = [FeatureKeys(_fillers(one, keys), torch.ones_like(keys)) for one in self._inputs.features]
+        features = [FeatureKeys(_fillers(feature, keys), torch.ones_like(keys)) for feature in self._inputs.features]
         for table in self._masks:
             vectors[table] = self._with_padding(table, vectors[table][0], masks[table], features)
         arguments = self._inputs.arguments(dense, features)

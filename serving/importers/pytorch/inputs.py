@@ -162,7 +162,7 @@ class Inputs:
         """Return the tensors of keys in arguments."""
         leaves = pytree.tree_leaves(dict(arguments.arguments), is_leaf=_is_keyed_jagged)
         values = [leaf.values() if _is_keyed_jagged(leaf) else leaf for leaf in leaves]
-        return [one for one in values if isinstance(one, Tensor) and not one.is_floating_point()]
+        return [value for value in values if isinstance(value, Tensor) and not value.is_floating_point()]
 
     def names_in_requests(self, slots: Sequence[str]) -> list[str]:
         """Return what requests call the slots that these inputs or features feed.
@@ -209,7 +209,9 @@ class Inputs:
     def _of_pair(self, name: str, value: Tensor) -> _Maker | None:
         """Return the maker of keys [N], their offsets or their weights; None for other inputs."""
         if name in self._pairs:
-            padding = self._padding_of_rows(name, [one for one in self._lookups if name_of(one.keys, {name: value})])
+            padding = self._padding_of_rows(
+                name, [lookup for lookup in self._lookups if name_of(lookup.keys, {name: value})]
+            )
             place = self._add(name, name, self._pairs[name].offsets, padding)
             return lambda dense, keys: keys[place].keys.to(value.dtype)
         for keys_name, pair in self._pairs.items():
@@ -223,7 +225,7 @@ class Inputs:
     @property
     def names_of_dense(self) -> list[str]:
         """What requests by name call the dense features; weights of keys have one name."""
-        of_weights = {one.begin: one for one in self.weights}
+        of_weights = {weight.begin: weight for weight in self.weights}
         names, place = list[str](), 0
         while place < self.width:
             weights = of_weights.get(place)
@@ -233,7 +235,7 @@ class Inputs:
 
     def place_of(self, feature: str) -> int:
         """Return the place of the feature with a name."""
-        return [one.name for one in self.features].index(feature)
+        return [known.name for known in self.features].index(feature)
 
     def _weights(self, name: str, feature: str, most: int) -> _Maker:
         """Add the weights of the keys of a feature to the dense features."""
@@ -284,13 +286,19 @@ class Inputs:
         kind, names, begin = type(value), list(value.keys()), len(self.features)
         dtypes = value.values().dtype, value.lengths().dtype
         self._samples[name] = value.stride()
-        if empty := next((one for one in self._lookups if one.most and not one.feature and not one.keys.numel()), None):
+        if empty := next(
+            (lookup for lookup in self._lookups if lookup.most and not lookup.feature and not lookup.keys.numel()), None
+        ):
             reason = f"expected keys of each feature of this table in the example{at_line(empty.line)}"
             raise ConfigError(self._source, empty.table, reason)
         for key in names:
             feature, own = f"{name}[{key!r}]", value[key].values()
             is_own = own.numel() > 0
-            lookups = [one for one in self._lookups if one.feature == key or (is_own and name_of(one.keys, {key: own}))]
+            lookups = [
+                lookup
+                for lookup in self._lookups
+                if lookup.feature == key or (is_own and name_of(lookup.keys, {key: own}))
+            ]
             self._add(feature, name, feature, self._padding_of_rows(feature, lookups))
         end = len(self.features)
         weights = self._weights_of_jagged(name, value, begin, end)
@@ -303,7 +311,7 @@ class Inputs:
                 lengths=torch.cat([feature.lengths for feature in own]).to(dtypes[1]),
                 stride=dense.shape[0],
                 length_per_key=[feature.keys.shape[0] for feature in own],
-                weights=None if weights is None else torch.cat([one(dense, keys) for one in weights]),
+                weights=None if weights is None else torch.cat([weight(dense, keys) for weight in weights]),
             )
 
         return make

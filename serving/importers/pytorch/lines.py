@@ -68,11 +68,11 @@ class KeyUses(TorchFunctionMode):  # type: ignore[misc]
     ) -> Any:
         """Note the line of a call on keys that does more than move them."""
         answer = func(*args, **(kwargs or {}))
-        flat = (each for one in args for each in (one if isinstance(one, list | tuple) else (one,)))
-        if not self.line and any(id(one) in self._keys for one in flat):
+        flat = (each for arg in args for each in (arg if isinstance(arg, list | tuple) else (arg,)))
+        if not self.line and any(id(value) in self._keys for value in flat):
             if getattr(func, "__name__", "") not in _MOVES:
                 self.line = line_of_call()
             else:
                 made = answer if isinstance(answer, list | tuple) else (answer,)
-                self._keys.update((id(one), one) for one in made if isinstance(one, Tensor))
+                self._keys.update((id(tensor), tensor) for tensor in made if isinstance(tensor, Tensor))
         return answer

@@ -92,7 +92,7 @@ class Sources(NamedTuple):
 
     def has_empty(self, run: Run, samples: int) -> NDArray[np.bool_]:
         """Return which samples of a run have an empty sequence, bool[B]."""
-        places = [one.places[0] for of_table in self.slots.values() for one in of_table if one.padding is not None]
+        places = [slot.places[0] for of_table in self.slots.values() for slot in of_table if slot.padding is not None]
         return np.array([any(not run.features[place][sample].size for place in places) for sample in range(samples)])
 
 
@@ -132,7 +132,7 @@ class Runner:
         tagging = _Tagging(
             first=max(map(len, keys.values())),  # so no tag is a row number, and a hash or a clamp changes every tag
             features=len(self.inputs.features),
-            most_keys=max([_MOST_KEYS, *(one.padding.most for one in self.inputs.features if one.padding)]),
+            most_keys=max([_MOST_KEYS, *(feature.padding.most for feature in self.inputs.features if feature.padding)]),
         )
         vectors = {
             table: [
@@ -166,7 +166,7 @@ class Runner:
                 "with other keys and the same rows, forward gives another answer; expected keys to matter only through "
                 "their rows: no padding mask, no lengths of bags, no random numbers, and dense features as float32"
             )
-            of_inputs = [one.input for one in self.inputs.features if one.padding is None]
+            of_inputs = [feature.input for feature in self.inputs.features if feature.padding is None]
             if several := next((name for name in of_inputs if of_inputs.count(name) > 1), ""):
                 reason += f"; if {several!r} is padded with 0, use sequences={{{several!r}: 0}}"
             no_padding = max([1, *(key + 1 for key in self._paddings)])
@@ -203,7 +203,7 @@ class Runner:
     @property
     def _paddings(self) -> list[int]:
         """The keys that are padding in some input or table."""
-        of_inputs = [one.padding.key for one in self.inputs.features if one.padding is not None]
+        of_inputs = [feature.padding.key for feature in self.inputs.features if feature.padding is not None]
         of_tables = [self.tables.padding_idx(table) for table in self.slots]
         return [key for key in (*of_inputs, *of_tables) if key is not None]
 
@@ -272,7 +272,7 @@ class Runner:
             shift = min(found, default=0) - filler
             places = tagging.places(tags - shift) if len(found) == 1 and shift >= 0 else []
             features = [self.inputs.features[place] for place in places if 0 <= place < len(self.inputs.features)]
-            if features and all((one.padding.filler if one.padding else 0) == filler for one in features):
+            if features and all((feature.padding.filler if feature.padding else 0) == filler for feature in features):
                 return shift
         return 0
 
@@ -338,7 +338,11 @@ class Runner:
 
     def _check_bags(self, table: str, run: Run, at: int, places: Sequence[int], shift: int) -> None:
         """Check that a slot has the keys of features."""
-        paddings = [one.padding.key for one in self.inputs.features if one.padding and one.padding.key is not None]
+        paddings = [
+            feature.padding.key
+            for feature in self.inputs.features
+            if feature.padding and feature.padding.key is not None
+        ]
         for sample, bag in enumerate(bag - shift for bag in run.slots[table][at]):
             expected = np.concatenate([run.features[place][sample] for place in places])
             left_out = self.tables.padding_key(run.calls[table][at])

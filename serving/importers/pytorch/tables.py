@@ -99,9 +99,9 @@ class Tables:
                 self._trained.update({names[name]: table for name, table in part.tables.items()})
                 if isinstance(part, trained.EmbeddingCollection):
                     features = {
-                        one: names[name]
+                        feature: names[name]
                         for name, table in part.tables.items()
-                        for one in table.config.features or (name,)
+                        for feature in table.config.features or (name,)
                     }
                     self._unpooled.append(_Unpooled(part, {one: (one, table) for one, table in features.items()}))
                 else:

@@ -78,15 +78,15 @@ def test_differences_are_named_by_the_values_of_features(models, rows, tmp_path)
     (model,) = replayed(tmp_path / "log.parquet", models / "1", folder=tmp_path)["models"]
 
     groups = model["differences"]["by_feature"]
-    by_value = {(one["feature"], one["value"]): one for one in groups}
+    by_value = {(group["feature"], group["value"]): group for group in groups}
     german = by_value["country", "de"]
     assert german["samples"] == is_german.sum()
     assert german["mean_difference"] == pytest.approx(0.2 + 0.1 * has_tag[is_german].mean(), abs=1e-6)
     tagged = by_value["tags", "b"]
     assert tagged["mean_difference"] == pytest.approx(0.1 + 0.2 * is_german[has_tag].mean(), abs=1e-6)
     assert max(groups, key=lambda one: one["mean_difference"])["value"] == "de"
-    prices = [one for one in groups if one["feature"] == "price"]
-    assert all(one["samples"] == 30 for one in prices)  # quarters
+    prices = [group for group in groups if group["feature"] == "price"]
+    assert all(price["samples"] == 30 for price in prices)  # quarters
 
 
 @pytest.mark.parametrize("values", [[math.inf, 1.0], [*range(40), *[-math.inf] * 30, *[math.inf] * 50]])

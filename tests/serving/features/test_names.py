@@ -156,7 +156,7 @@ def test_a_slot_for_one_key_takes_one_value():
     graph = parse_graph(document, "graph.json")
     definition = definition_of_names(slots_of_graph(graph), graph.dense_names)
 
-    assert [(one.name, one.kind, one.is_list) for one in definition.features] == [
+    assert [(feature.name, feature.kind, feature.is_list) for feature in definition.features] == [
         *((name, "dense", False) for name in DENSE),
         *(("user", "identity", False), ("item", "identity", True), ("last", "identity", True)),
     ]

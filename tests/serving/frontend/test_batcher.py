@@ -76,7 +76,7 @@ def ask_all(pool, model, requests, threads=1, release_after=None, **batching):
 
     async def exchange():
         batcher = Batcher(model, pool, threads, Batching(**batching))
-        asked = [asyncio.ensure_future(ask(batcher, one)) for one in requests]
+        asked = [asyncio.ensure_future(ask(batcher, request)) for request in requests]
         await asyncio.sleep(0)  # each has begun
         await asyncio.sleep(0)
         model.may_answer.set()

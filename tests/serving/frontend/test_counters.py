@@ -39,8 +39,8 @@ class Oracle:
 
     def answered(self, samples):
         self.samples += len(samples)
-        for one in samples:
-            user, *items = one["keys"]
+        for sample in samples:
+            user, *items = sample["keys"]
             for table, bags in (("user", [user]), ("item", items)):
                 for key in (key for bag in bags for key in bag):
                     self.keys[table] += 1
@@ -52,12 +52,14 @@ class Metrics:
 
     def __init__(self, client):
         page = client.get("/metrics").text
-        self._samples = [one for family in text_string_to_metric_families(page) for one in family.samples]
+        self._samples = [sample for family in text_string_to_metric_families(page) for sample in family.samples]
         self.status = client.get("/status").json()
 
     def __call__(self, name, **labels):
         """The sum of the samples that have these labels."""
-        return sum(one.value for one in self._samples if one.name == name and labels.items() <= one.labels.items())
+        return sum(
+            sample.value for sample in self._samples if sample.name == name and labels.items() <= sample.labels.items()
+        )
 
     def table(self, name):
         [version] = self.status["models"][0]["versions"]

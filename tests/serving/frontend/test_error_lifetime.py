@@ -126,7 +126,7 @@ def frames_left_by(repository, acts, **settings):
 def places_of(garbage):
     folder = str(Path(serving.__file__).parent)
     frames = [one for one in garbage if isinstance(one, FrameType) and one.f_code.co_filename.startswith(folder)]
-    return [f"{Path(one.f_code.co_filename).name}:{one.f_lineno} {one.f_code.co_qualname}" for one in frames]
+    return [f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno} {frame.f_code.co_qualname}" for frame in frames]
 
 
 def posting(path, body, headers=(), code=None):

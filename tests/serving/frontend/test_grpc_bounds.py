@@ -371,15 +371,15 @@ class TestConnections:
             client.send(client.open(INFER), message_of(infer_request(model).SerializeToString()), is_last=True)
             assert client.wait_for(lambda: client.is_closed)
 
-        kinds = [one.getMessage().partition(":")[0] for one in caplog.records if one.name == "hotrow.grpc"]
+        kinds = [record.getMessage().partition(":")[0] for record in caplog.records if record.name == "hotrow.grpc"]
         assert kinds == ["ended a gRPC call", "cut a gRPC connection"]
 
 
 def counted(metrics):
     """How many requests were counted, by code, and how many are in flight."""
     samples = list(metrics.samples())
-    codes = {dict(one.labels)["code"]: one.value for one in samples if one.name == "hotrow_requests"}
-    return codes, next(one.value for one in samples if one.name == "hotrow_requests_in_flight")
+    codes = {dict(sample.labels)["code"]: sample.value for sample in samples if sample.name == "hotrow_requests"}
+    return codes, next(sample.value for sample in samples if sample.name == "hotrow_requests_in_flight")
 
 
 class TestCancelledRequests:
@@ -409,7 +409,7 @@ def until(condition):
 
 
 def abort_errors():
-    return [one for one in gc.get_objects() if issubclass(type(one), grpc.aio.AbortError)]
+    return [get_object for get_object in gc.get_objects() if issubclass(type(get_object), grpc.aio.AbortError)]
 
 
 class TestStop:
@@ -419,7 +419,7 @@ class TestStop:
             time.sleep(0.2)
             stop(10)
 
-            assert {one.result(20).code() for one in loops} == {grpc.StatusCode.UNAVAILABLE}
+            assert {loop.result(20).code() for loop in loops} == {grpc.StatusCode.UNAVAILABLE}
 
     def test_answers_what_runs(self, repository, model):
         waits = Batching(max_delay_s=0.5)

@@ -87,8 +87,8 @@ def states(client):
 def tiers_up(client):
     """``hotrow_tier_up`` by tier, of the table where it is higher."""
     families = text_string_to_metric_families(client.get("/metrics").text)
-    samples = [one for family in families for one in family.samples if one.name == "hotrow_tier_up"]
-    return {one.labels["tier"]: one.value for one in sorted(samples, key=lambda one: one.value)}
+    samples = [sample for family in families for sample in family.samples if sample.name == "hotrow_tier_up"]
+    return {sample.labels["tier"]: sample.value for sample in sorted(samples, key=lambda one: one.value)}
 
 
 def wait_until_ready(client):

@@ -25,7 +25,7 @@ class Sketch:
 
     def probabilities(self, *tensors):
         """The oracle: the network's answers in float64 to tensors in the order of its inputs."""
-        flat = np.concatenate([np.asarray(one, np.float64).reshape(len(one), -1) for one in tensors], axis=1)
+        flat = np.concatenate([np.asarray(tensor, np.float64).reshape(len(tensor), -1) for tensor in tensors], axis=1)
         return 1 / (1 + np.exp(-flat @ self.weight.astype(np.float64)))
 
     def model(self, *, sigmoid=True, samples="B", dtype=TensorProto.FLOAT, outputs=None, output_shape=None):

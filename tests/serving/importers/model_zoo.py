@@ -190,7 +190,7 @@ class FiBiNET(Ctr):
     def logits(self, rows, flat, numbers):
         excited = rows * self.squeeze(rows.mean(2))[:, :, None]
         pairs = [self.bilinear(one[:, LEFT]) * one[:, RIGHT] for one in (rows, excited)]
-        return self.deep(torch.cat([*(one.flatten(1) for one in pairs), numbers], 1))
+        return self.deep(torch.cat([*(pair.flatten(1) for pair in pairs), numbers], 1))
 
 
 class IFM(Ctr):

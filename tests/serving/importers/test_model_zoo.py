@@ -31,13 +31,13 @@ def test_an_architecture_answers_as_its_module(tmp_path, name):
         request = {f"ids[{field}]": ids[:, field] for field in range(FIELDS)}
         request |= {f"numbers[{number}]": numbers[:, number] for number in range(NUMBERS)}
 
-    imported = from_torch(module, tuple(one[:3] for one in arguments), tmp_path, "zoo", sequences=sequences)
+    imported = from_torch(module, tuple(argument[:3] for argument in arguments), tmp_path, "zoo", sequences=sequences)
 
     with load_model(imported.path) as session:
         answers = session.predict(request)
     double = copy.deepcopy(module).double().eval()
     with torch.no_grad():
-        expected = double(*(one.double() if one.is_floating_point() else one for one in arguments))
+        expected = double(*(argument.double() if argument.is_floating_point() else argument for argument in arguments))
     for head, values in expected.items() if isinstance(expected, dict) else ((None, expected),):
         assert values.max() - values.min() > 0.01
         answer = answers if head is None else answers[head]

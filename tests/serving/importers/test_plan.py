@@ -21,7 +21,10 @@ def test_a_plan_has_the_networks_tables_in_the_order_of_its_inputs(network, tabl
     assert (plan.dense.name, plan.dense.sizes) == ("dense", (3,))
     graph = plan.graph()
     assert (graph.dense_top, graph.dense_dim, graph.label_dim) == ("dense", 3, 1)
-    assert [(one.table, one.top, one.slots, one.dim, one.combiner) for one in graph.embeddings] == [
+    assert [
+        (embedding.table, embedding.top, embedding.slots, embedding.dim, embedding.combiner)
+        for embedding in graph.embeddings
+    ] == [
         ("ads", "ads", 2, 4, "sum"),
         ("users", "users", 1, 4, "mean"),
     ]
@@ -113,7 +116,7 @@ def test_names_that_the_graph_adds_differ_from_the_networks_names(sketch_of, tab
 
     plan = plan_import(path, "sum", {"dense": tables["ads"], "dense_keys": tables["users"]})
 
-    assert [one.table for one in plan.graph().embeddings] == ["dense", "dense_keys"]
+    assert [embedding.table for embedding in plan.graph().embeddings] == ["dense", "dense_keys"]
 
 
 def test_the_plan_says_what_a_request_contains_and_where_rows_come_from(network, tables):

@@ -41,7 +41,7 @@ def padded(bags, most=L, at_start=False):
 
 def in_float64(module, *arguments):
     module = copy.deepcopy(module).double().eval()
-    arguments = [one.double() if one.is_floating_point() else one for one in arguments]
+    arguments = [argument.double() if argument.is_floating_point() else argument for argument in arguments]
     torch.backends.mha.set_fastpath_enabled(False)  # it warns of nested tensors
     with torch.no_grad():
         answer = module(*arguments).numpy()

@@ -97,10 +97,10 @@ class EmbeddingBagCollection(nn.Module):
         self._configs, self._is_weighted = tables, is_weighted
         self.embedding_bags = nn.ModuleDict(
             {
-                one.name: nn.EmbeddingBag(
-                    one.num_embeddings, one.embedding_dim, mode=one.pooling, include_last_offset=True
+                table.name: nn.EmbeddingBag(
+                    table.num_embeddings, table.embedding_dim, mode=table.pooling, include_last_offset=True
                 )
-                for one in tables
+                for table in tables
             }
         )
 
@@ -110,15 +110,15 @@ class EmbeddingBagCollection(nn.Module):
     def forward(self, features):
         of_key = features.to_dict()
         pooled = [
-            self.embedding_bags[one.name](
+            self.embedding_bags[config.name](
                 input=of_key[feature].values(),
                 offsets=of_key[feature].offsets(),
                 per_sample_weights=of_key[feature].weights() if self._is_weighted else None,
             )
-            for one in self._configs
-            for feature in one.feature_names
+            for config in self._configs
+            for feature in config.feature_names
         ]
-        names = [feature for one in self._configs for feature in one.feature_names]
+        names = [feature for config in self._configs for feature in config.feature_names]
         return KeyedTensor(names, [vectors.shape[1] for vectors in pooled], torch.cat(pooled, dim=1))
 
 
@@ -155,19 +155,19 @@ class EmbeddingCollection(nn.Module):
         super().__init__()
         self._configs = tables
         self.embeddings = nn.ModuleDict(
-            {one.name: nn.Embedding(one.num_embeddings, one.embedding_dim) for one in tables}
+            {table.name: nn.Embedding(table.num_embeddings, table.embedding_dim) for table in tables}
         )
 
     def embedding_configs(self):
         return self._configs
 
     def embedding_names_by_table(self):
-        return [one.feature_names for one in self._configs]
+        return [config.feature_names for config in self._configs]
 
     def forward(self, features):
         of_key = features.to_dict()
         return {
-            feature: JaggedRows(self.embeddings[one.name](input=of_key[feature].values()), of_key[feature].lengths())
-            for one in self._configs
-            for feature in one.feature_names
+            feature: JaggedRows(self.embeddings[config.name](input=of_key[feature].values()), of_key[feature].lengths())
+            for config in self._configs
+            for feature in config.feature_names
         }

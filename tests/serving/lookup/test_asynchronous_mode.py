@@ -150,6 +150,6 @@ def test_a_full_size_cache_that_drops_keys_is_logged_in_the_asynchronous_mode(
     with served(config) as server, cached(server, config, device):
         pass
 
-    warned = [one.getMessage() for one in caplog.records if "gpucacheper 1" in one.getMessage()]
+    warned = [record.getMessage() for record in caplog.records if "gpucacheper 1" in record.getMessage()]
     assert len(warned) == is_warned
     assert all("model 'm': " in line and "about 10 % of a table's keys" in line for line in warned)

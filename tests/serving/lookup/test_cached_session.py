@@ -66,7 +66,9 @@ def test_any_mix_of_hits_misses_and_unknown_keys_gets_the_answers_of_the_tiers(
     with scheduled(device, schedule), cached(server, with_cache(config, **said), device) as lookup:
         for _ in range(3):
             batch = request(config, rng, int(rng.integers(1, 9)), hottest=hottest, unknown_ratio=unknown_ratio)
-            weights = [rng.normal(0, 1, one.keys.size).astype(np.float32) for one in batch.tables] if weighted else None
+            weights = (
+                [rng.normal(0, 1, table.keys.size).astype(np.float32) for table in batch.tables] if weighted else None
+            )
             assert same(lookup.lookup_pooled(batch, weights), expected.lookup_pooled(batch, weights))
 
 
@@ -109,8 +111,8 @@ def test_rows_that_were_missed_are_found_the_next_time(device, server, config):
         lookup.lookup_pooled(batch)
 
         assert counted(lookup, "misses") == missed
-        assert counted(lookup, "hits") == [one.keys.size for one in batch.tables]
-        assert [held(lookup, place) for place in range(3)] == [set(one.keys.tolist()) for one in batch.tables]
+        assert counted(lookup, "hits") == [table.keys.size for table in batch.tables]
+        assert [held(lookup, place) for place in range(3)] == [set(table.keys.tolist()) for table in batch.tables]
 
 
 def test_an_unknown_key_is_never_in_a_cache(device, server, config):
@@ -120,7 +122,7 @@ def test_an_unknown_key_is_never_in_a_cache(device, server, config):
         for _ in range(2):
             answer = lookup.lookup_pooled(batch)
 
-        assert answer.defaulted_keys == sum(np.isin(one.keys, UNKNOWN_KEYS).sum() for one in batch.tables) > 0
+        assert answer.defaulted_keys == sum(np.isin(table.keys, UNKNOWN_KEYS).sum() for table in batch.tables) > 0
         assert not any(held(lookup, place) & set(UNKNOWN_KEYS) for place in range(3))
 
 
@@ -318,8 +320,12 @@ def test_cache_counters_are_labelled_with_model_device_and_table(device, server,
         readings = list(lookup.readings())
 
     labels = [("model", "m"), ("version", "0"), ("device", device.name), ("table", "t1")]
-    of_table = {one.name.removeprefix("hotrow_gpu_cache_"): one.value for one in readings if list(one.labels) == labels}
-    reasons = {dict(one.labels).get("reason") for one in readings}
+    of_table = {
+        reading.name.removeprefix("hotrow_gpu_cache_"): reading.value
+        for reading in readings
+        if list(reading.labels) == labels
+    }
+    reasons = {dict(reading.labels).get("reason") for reading in readings}
     assert of_table["hits"] == 0
     assert of_table["misses"] > 0
     assert of_table["hit_ratio"] == 0.0

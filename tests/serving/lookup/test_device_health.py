@@ -143,9 +143,9 @@ def test_changed_rows_are_erased_even_without_free_memory(lookup, server, config
 def test_rows_are_inserted_without_free_memory(lookup, server, config, batch):
     expected = LookupSession(server, config).lookup_pooled(batch)
     lookup.lookup_pooled(batch)  # its buffers are allocated now
-    for one in lookup._caches:
-        one.cache.erase(one.cache.dump()[0])
-        one.wait()
+    for cache in lookup._caches:
+        cache.cache.erase(cache.cache.dump()[0])
+        cache.wait()
 
     with no_memory_left(lookup.device):
         assert same(lookup.lookup_pooled(batch), expected)

@@ -26,7 +26,7 @@ from tests.serving.lookup.test_gpu_serving import ps_json
 
 def taken(lookup, what):
     """Bytes that the caches count, over all tables."""
-    return sum(one.value for one in lookup.readings() if one.name == f"hotrow_gpu_cache_{what}")
+    return sum(reading.value for reading in lookup.readings() if reading.name == f"hotrow_gpu_cache_{what}")
 
 
 @pytest.mark.parametrize(

@@ -120,7 +120,7 @@ class TestHugectrCalls:
 class TestLoadModel:
     def test_a_model_is_served_through_caches(self, device, model):
         with load_model(model.config_file, engine="numpy") as plain:
-            expected = [plain.predict(*one) for one in requests(model, 3)]
+            expected = [plain.predict(*request) for request in requests(model, 3)]
 
         with load_model(model.config_file, engine="numpy", device=device.name) as session:
             assert [cache.device for cache in session._lookups] == [device]
@@ -153,7 +153,7 @@ class TestRepository:
         plain, cached = ps_json(model, tmp_path, gpucache=False), tmp_path / "cached"
         with ModelRepository(plain, Runtime("numpy")) as repository:
             repository.load()
-            expected = [repository.session("dcn").predict(*one) for one in requests(model, 3)]
+            expected = [repository.session("dcn").predict(*request) for request in requests(model, 3)]
 
         cached.mkdir()
         with ModelRepository(ps_json(model, cached, **said), Runtime("numpy", device=device.name)) as repository:
@@ -177,7 +177,7 @@ class TestRepository:
                 batch = read_batch(session.config, *one)
                 first, second = (cache.lookup_pooled(batch) for cache in session._lookups)
                 assert [of.tobytes() for of in first.embeddings] == [of.tobytes() for of in second.embeddings]
-            devices = {dict(one.labels).get("device") for one in repository.readings()}
+            devices = {dict(reading.labels).get("device") for reading in repository.readings()}
 
         assert devices == {None, "runner", "runner:1"}
 
@@ -259,7 +259,7 @@ def test_a_uint32_model_is_served_through_lines_of_32_bit_keys_where_ps_json_say
     largest = 2**32 - 1
     assert largest in model.tables[0]
     with load_model(model.config_file, engine="numpy") as session:
-        expected = [session.predict(*one) for one in requests(model, 3)]
+        expected = [session.predict(*request) for request in requests(model, 3)]
 
     file = ps_json(model, tmp_path, embedding_cache_key_bits=32, gpucacheper=1.0)
     with ModelRepository(file, Runtime("numpy", device=device.name)) as repository:
@@ -277,7 +277,7 @@ class TestDenseNetworkOnTheDevice:
     def test_probabilities_are_those_of_numpy(self, device, model, tmp_path, captures_graphs):
         file = ps_json(model, tmp_path, use_cuda_graph=captures_graphs, gpucacheper=1.0)
         # A class of batches runs by itself, then as a graph.
-        asked = [one for samples in (1, 5, 5, 8, 3) for one in requests(model, 2, samples=samples)]
+        asked = [request for samples in (1, 5, 5, 8, 3) for request in requests(model, 2, samples=samples)]
         with load_model(model.config_file, engine="numpy") as session:
             expected = [session.predict(*one) for one in asked]
 

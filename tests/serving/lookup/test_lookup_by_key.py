@@ -27,7 +27,7 @@ def server(config):
 
 
 def random_keys(config, rng, most=60, **options):
-    return [one.keys[: rng.integers(0, most)] for one in request(config, rng, samples=15, **options).tables]
+    return [table.keys[: rng.integers(0, most)] for table in request(config, rng, samples=15, **options).tables]
 
 
 def test_without_caches_each_table_answers(server, config):
@@ -64,7 +64,7 @@ def test_rows_of_every_dtype_equal_the_rows_of_the_tiers(device, tmp_path):
 
 def test_lookups_of_keys_and_of_bags_fill_the_same_caches(device, server, config):
     batch = request(config, np.random.default_rng(3), unknown_ratio=0.0, hottest=4)
-    keys = [one.keys for one in batch.tables]
+    keys = [table.keys for table in batch.tables]
 
     with cached(server, config, device) as lookup:
         lookup.lookup(keys)

@@ -174,7 +174,7 @@ class TestPredict:
 
         with_ids = [candidates[entry["index"]]["id"] for entry in document["top"]]
         assert [entry["id"] for entry in document["top"]] == with_ids
-        without = {**body, "candidates": [{"size": one["size"]} for one in candidates]}
+        without = {**body, "candidates": [{"size": candidate["size"]} for candidate in candidates]}
         scores = [
             {entry["index"]: entry["score"] for entry in client.post("/predict/with_id", one).json()["top"]}
             for one in (body, without)

@@ -109,9 +109,9 @@ def test_tensors_behind_a_known_head_are_checked_like_arrays(request):
     carriers = Carriers(config, right)
 
     expected = carriers.expected(right)
-    assert [repr(one) for one in carriers.batches(right)] == [repr(expected)] * 2
+    assert [repr(batch) for batch in carriers.batches(right)] == [repr(expected)] * 2
     expected = carriers.expected(other)
-    assert [repr(one) for one in carriers.batches(other)] == [repr(expected)] * 2
+    assert [repr(batch) for batch in carriers.batches(other)] == [repr(expected)] * 2
 
 
 def test_messages_of_one_head_differ_in_their_ids_and_their_numbers():

@@ -341,7 +341,7 @@ class TestExplicitMode:
                 await asyncio.sleep(0.05)
             await unload
             await asyncio.gather(*ends, return_exceptions=True)  # some come after the last load
-            return [type(one.exception()) for one in others]
+            return [type(other.exception()) for other in others]
 
         with closing(FrontEnd(repository)) as front:
             errors = asyncio.run(asyncio.wait_for(load_and_unload(front.control), DEADLINE_S))
@@ -645,7 +645,7 @@ class TestReplacedFiles:
         replace(folder, SECOND)
         repository.load_model("tiny")
 
-        samples = [(one.name, one.labels) for one in repository.readings()]
+        samples = [(reading.name, reading.labels) for reading in repository.readings()]
 
         labels = (("model", "tiny"), ("version", "1"), ("digest", digest_of(folder)[:8]))
         assert samples.count(("hotrow_model_info", labels)) == 1

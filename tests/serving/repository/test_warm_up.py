@@ -51,7 +51,10 @@ def opened(models, log):
 def hits(repository):
     """The keys that were found in RAM and in RocksDB."""
     readings = [sample for sample in repository.readings() if sample.name == "hotrow_tier_hits"]
-    return {tier: sum(one.value for one in readings if ("tier", tier) in one.labels) for tier in ("memory", "rocksdb")}
+    return {
+        tier: sum(reading.value for reading in readings if ("tier", tier) in reading.labels)
+        for tier in ("memory", "rocksdb")
+    }
 
 
 def test_the_first_request_after_a_load_finds_its_rows_in_ram(models):
@@ -74,7 +77,7 @@ def test_without_the_log_the_first_request_finds_them_in_the_next_tier(models, t
 
 def test_values_of_logged_requests_are_not_counted(models):
     with opened(models, models / "log") as repository:
-        values = [one.value for one in repository.readings() if one.name == "hotrow_vocabulary_values"]
+        values = [reading.value for reading in repository.readings() if reading.name == "hotrow_vocabulary_values"]
     assert values == [0, 0]
 
 

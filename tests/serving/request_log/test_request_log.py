@@ -438,7 +438,7 @@ def test_rows_that_are_too_large_for_the_log_are_dropped_and_older_files_stay(ra
     assert files(tmp_path) == kept
     assert files(tmp_path, ".arrow") == []
     assert "bytes and their Parquet file do not fit into the 100,000 of the log" in caplog.text
-    assert {dict(one.labels)["state"]: one.value for one in log.readings()} == {"written": 0, "dropped": 1}
+    assert {dict(reading.labels)["state"]: reading.value for reading in log.readings()} == {"written": 0, "dropped": 1}
 
 
 def test_a_stream_of_an_earlier_server_with_a_larger_bound_makes_room(raw, tmp_path, fast, caplog):

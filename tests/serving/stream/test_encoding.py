@@ -42,7 +42,7 @@ def test_messages_of_long_rows_stay_below_a_megabyte(dtype, most):
 
 
 def test_deletes_have_keys_and_no_rows():
-    messages = [decode(one.payload) for one in MessageEncoder("dcn", sequence=1).deletes("user", KEYS, step=2)]
+    messages = [decode(delete.payload) for delete in MessageEncoder("dcn", sequence=1).deletes("user", KEYS, step=2)]
 
     assert {message.kind for message in messages} == {Kind.DELETE}
     assert sorted(np.concatenate([message.keys for message in messages])) == KEYS.tolist()
@@ -56,7 +56,9 @@ def test_hps_messages_name_the_table_by_their_topic_and_have_at_most_256_kib(key
     assert {one.topic for one in encoded} == {"hps_et.dcn.user"}
     assert max(len(one.payload) for one in encoded) <= 256 << 10
     messages = [decode_hps(one.payload, one.topic, key_bytes) for one in encoded]
-    found = {key: row for one in messages for key, row in zip(one.keys.tolist(), one.rows.tolist(), strict=True)}
+    found = {
+        key: row for message in messages for key, row in zip(message.keys.tolist(), message.rows.tolist(), strict=True)
+    }
     assert found == dict(zip(keys.tolist(), rows.tolist(), strict=True))
 
 

@@ -200,7 +200,7 @@ def test_a_history_has_a_position_for_each_value(data, tmp_path, network, left_o
     options = ["--model", network, "--embedding-dim", "6", "--hidden", "9,8"]
     assert train(tmp_path, tmp_path / "models", *options, file="items.parquet", features="f.json") == 0
     version = tmp_path / "models" / network / "1"
-    slots = {one["name"]: one.get("slot") for one in json.loads((version / "features.json").read_text())["features"]}
+    slots = {load["name"]: load.get("slot") for load in json.loads((version / "features.json").read_text())["features"]}
     assert [slots["item"], slots["tags"]] == places
     with hotrow.load_model(version) as session:
         values = {"item": ["a", None], "tags": [["b", "a", "b", "c"], ["c"]]}

@@ -171,7 +171,7 @@ def test_names_and_values_tell_categories_times_and_lists(data):
     pq.write_table(pa.table(rows), "movies.parquet")
     assert train(file="movies.parquet") == 0
     features = json.loads((data / "movies.features.json").read_text())["features"]
-    assert [(one["name"], one["kind"]) for one in features] == [
+    assert [(feature["name"], feature["kind"]) for feature in features] == [
         ("userId", "vocabulary"),
         ("movieid", "vocabulary"),
         ("SHOP_ID", "vocabulary"),
@@ -181,8 +181,8 @@ def test_names_and_values_tell_categories_times_and_lists(data):
         ("genres", "vocabulary"),
         ("tags", "vocabulary"),
     ]
-    assert [sorted(one["values"]) for one in features[-2:]] == 2 * [["Action", "Comedy", "Drama"]]
-    assert [one["list"]["separator"] for one in features[-2:]] == ["|", ";"]
+    assert [sorted(feature["values"]) for feature in features[-2:]] == 2 * [["Action", "Comedy", "Drama"]]
+    assert [feature["list"]["separator"] for feature in features[-2:]] == ["|", ";"]
     with hotrow.load_model(data / "models" / "dcn") as session:
         row = {"userId": [3], "movieid": [5], "age": [30]}
         answers = [session.predict({**row, "genres": genres}) for genres in (["Drama|Action"], [["Drama", "Action"]])]

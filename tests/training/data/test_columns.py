@@ -277,7 +277,7 @@ def test_after_reading_no_thread_has_the_stream_of_a_csv_file(tmp_path, last):
         error = err  # its traceback has the frames of the readers
 
     assert (error is None) == (last == b"1,2,3,\n")
-    assert not [one for one in gc.get_objects() if type(one) is EndedStream]
+    assert not [get_object for get_object in gc.get_objects() if type(get_object) is EndedStream]
 
 
 def test_quoted_fields_with_several_lines_may_be_anywhere(tmp_path):

@@ -241,14 +241,14 @@ class TorchRecKeyed:
         return self._parts
 
     def values(self):
-        return torch.cat([one.values() for one in self._parts.values()])
+        return torch.cat([part.values() for part in self._parts.values()])
 
     def offsets(self):
-        lengths = torch.cat([one.offsets().diff() for one in self._parts.values()])
+        lengths = torch.cat([part.offsets().diff() for part in self._parts.values()])
         return torch.cat([torch.zeros(1, dtype=torch.int64), lengths.cumsum(0)])
 
     def weights_or_none(self):
-        return torch.cat([one.weights_or_none() for one in self._parts.values()])
+        return torch.cat([part.weights_or_none() for part in self._parts.values()])
 
 
 class TorchRecJagged:
@@ -309,7 +309,7 @@ def test_a_feature_that_the_loss_does_not_use_leaves_its_table_alone():
     tables = EmbeddingBagCollection({name: EmbeddingBagConfig(2) for name in ("used", "unused")})
     optimizer = Adam(tables.parameters(), lr=0.1)
     features = {name: torch.tensor([1]) for name in tables.tables}
-    sum(one.sum() for one in tables(features).values()).backward()
+    sum(table.sum() for table in tables(features).values()).backward()
     optimizer.step()
     before = vectors_of(tables.tables["unused"])
 
@@ -706,7 +706,7 @@ def test_a_table_has_a_learning_rate_of_its_own_and_shows_its_rows_and_bytes():
     tables = EmbeddingBagCollection({"slow": config, "fast": config})
     groups = [{"params": [tables.parameter_of("slow")]}, {"params": [tables.parameter_of("fast")], "lr": 2.0}]
     optimizer = AdaGrad(groups, lr=1.0, epsilon=1e-12)
-    sum(one.sum() for one in tables({"slow": torch.arange(3), "fast": torch.arange(2)}).values()).backward()
+    sum(table.sum() for table in tables({"slow": torch.arange(3), "fast": torch.arange(2)}).values()).backward()
     optimizer.step()
 
     assert [vectors_of(tables.tables[name])[0][0] for name in ("slow", "fast")] == [-1.0, -2.0]

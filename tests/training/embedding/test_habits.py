@@ -803,7 +803,7 @@ def test_a_checkpoint_asks_for_no_row_of_a_table_that_makes_none():
     optimizer = optimizers.SGD(tables.parameters(), lr=1.0)
 
     vectors = checkpoint(lambda: tables(dict.fromkeys(configs, KEYS)), use_reentrant=False)
-    sum(one.sum() for one in vectors.values()).backward()
+    sum(vector.sum() for vector in vectors.values()).backward()
     optimizer.step()
 
     assert [len(table) for table in tables.tables.values()] == [0, 3, 1]  # KEYS has 1 twice

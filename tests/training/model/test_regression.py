@@ -123,7 +123,7 @@ def test_labels_of_both_kinds_are_learned_together(tmp_path):
     assert losses[-1] < 0.8 * losses[0]
     with load_model(export_model(model, document, tmp_path, "both")) as session:
         request = samples.dense, samples.bags.keys, samples.bags.row_ptrs
-        assert [(one.name, one.kind) for one in session.outputs] == [
+        assert [(output.name, output.kind) for output in session.outputs] == [
             ("OUTPUT0", "score"),
             ("rating", "score"),
             ("clicked", "probability"),

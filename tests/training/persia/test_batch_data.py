@@ -35,7 +35,7 @@ def test_a_batch_keeps_what_was_added_in_order():
         "b": ([1, 2], [0, 1, 2]),
         "c": ([], [0, 0, 0]),
     }
-    assert [one.shape for one in batch.targets] == [(2, 1), (2, 4)]
+    assert [target.shape for target in batch.targets] == [(2, 1), (2, 4)]
 
 
 @pytest.mark.parametrize(

@@ -47,7 +47,7 @@ def test_features_get_defaults_and_the_prefixes_of_their_groups(write):
     assert (history.is_summed, history.sample_fixed_size, history.dim) == (False, 5, 4)
     # groups of feature_groups come first, then the other features
     assert [one.prefix >> 52 for one in (user, friend, age, history)] == [1, 1, 2, 3]
-    assert {one.spacing for one in config.features.values()} == {2**52 - 1}
+    assert {feature.spacing for feature in config.features.values()} == {2**52 - 1}
     assert config.dims == [4, 8, 16]
     assert sorted(config.groups) == ["age", "history", "people"]
 

@@ -42,8 +42,9 @@ def loss_of(all_vectors):
     """A number whose gradients differ from place to place."""
     return sum(
         (
-            (one * torch.arange(one.numel()).reshape(one.shape).add(1).sin()).sum() + one.square().sum() / 2
-            for one in all_vectors
+            (all_vector * torch.arange(all_vector.numel()).reshape(all_vector.shape).add(1).sin()).sum()
+            + all_vector.square().sum() / 2
+            for all_vector in all_vectors
         ),
         torch.zeros((), requires_grad=True),  # so that there is a gradient if all bags are empty
     )

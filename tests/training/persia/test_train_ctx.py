@@ -187,7 +187,7 @@ def test_a_batch_that_is_not_handed_back_moves_no_row_and_holds_nothing_up(tmp_p
             vectors.append(a.detach())
         assert context.batches == 5
 
-    assert all(torch.equal(one, vectors[0]) for one in vectors)
+    assert all(torch.equal(vector, vectors[0]) for vector in vectors)
 
 
 def test_the_training_may_leave_before_the_data_ends(tmp_path):

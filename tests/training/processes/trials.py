@@ -75,7 +75,7 @@ class Trial:
         for number in range(self.one_of(1, 1, 2)):
             bags = [self.draw_bags() for _ in range(self.size)]
             pooled = self.tables(bags[self.rank])
-            self.alone.train()({name: joined([one.get(name) for one in bags]) for name in FEATURES})  # makes the rows
+            self.alone.train()({name: joined([bag.get(name) for bag in bags]) for name in FEATURES})  # makes the rows
             if fault == "looks up twice":
                 self.tables({})
             if zeroes_late and not number:
@@ -146,7 +146,7 @@ class Trial:
 
 def joined(bags):
     """The bags of all processes, in their order. None: a process has none."""
-    have = [one for one in bags if one is not None]
+    have = [bag for bag in bags if bag is not None]
     lengths = [offsets.diff() for _, offsets in have]
     keys = torch.cat([torch.zeros(0, dtype=torch.int64), *(keys for keys, _ in have)])
     return keys, torch.cat([torch.zeros(1, dtype=torch.int64), *lengths]).cumsum(0)

@@ -31,7 +31,7 @@ class Learner:
         if not keys:
             keys = {name: self.rng.integers(0, high, 20) for name, high in (("user", 300), ("tags", 900), ("day", 20))}
         vectors = self.collection({name: torch.as_tensor(np.asarray(some)) for name, some in keys.items()})
-        sum(one.sum() for one in vectors.values()).backward()
+        sum(vector.sum() for vector in vectors.values()).backward()
         self.optimizer.step()
         self.optimizer.zero_grad()
 

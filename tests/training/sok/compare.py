@@ -31,7 +31,7 @@ def check_document(rank, size, mode):
     vectors = sok.lookup_sparse(variables, ids, hotness=[3, 2], combiners=["sum", "sum"])
     assert vectors[0].tolist() == [[6, 8, 10], [36, 39, 42]]
     assert vectors[1].tolist() == [[5, 6, 7, 8, 9], [25, 27, 29, 31, 33]]
-    loss = sum(one.sum() for one in vectors)
+    loss = sum(vector.sum() for vector in vectors)
     assert loss == 321
     loss.backward()
     for number, (variable, array, one) in enumerate(zip(variables, arrays, DOCUMENT, strict=True)):
@@ -141,7 +141,7 @@ def train_demo(rank, size):
         with sok.OptimizerScope(embeddings), torch.sparse.check_sparse_tensor_invariants():
             adagrad.step()
         total = loss.detach().clone()
-        for tensor in (total, *(one.grad for one in others)):
+        for tensor in (total, *(other.grad for other in others)):
             if size > 1:
                 dist.all_reduce(tensor)
         dense.step()

@@ -106,7 +106,7 @@ def test_an_incremental_dump_has_the_rows_that_changed(tmp_path):
     def train(keys, other_keys):
         optimizer.zero_grad()
         vectors = sok.lookup_sparse([ids, others], [sparse([keys]), sparse([other_keys])], combiners=["sum", "sum"])
-        sum(one.sum() for one in vectors).backward()
+        sum(vector.sum() for vector in vectors).backward()
         optimizer.step()
 
     train([1, 2], [3])

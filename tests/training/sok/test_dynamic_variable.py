@@ -205,7 +205,7 @@ def test_a_publisher_sends_what_changed(tmp_path):
         counts = []
         for keys in ([1, 2, 3], [2, 4]):
             vectors = sok.lookup_sparse([tags, users], [sparse([keys]), sparse([keys])], combiners=["sum", "sum"])
-            sum(one.sum() for one in vectors).backward()
+            sum(vector.sum() for vector in vectors).backward()
             optimizer.step()
             optimizer.zero_grad()
             counts.append(publisher.publish())

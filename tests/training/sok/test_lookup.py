@@ -37,7 +37,7 @@ def test_the_documents_example():
     loss.backward()
     torch.optim.SGD([v1, v2], lr=1.0).step()
 
-    assert [one.tolist() for one in embeddings] == [
+    assert [embedding.tolist() for embedding in embeddings] == [
         [[6, 8, 10], [36, 39, 42]],
         [[5, 6, 7, 8, 9], [25, 27, 29, 31, 33]],
     ]
@@ -69,7 +69,7 @@ def test_vectors_and_gradients_are_those_of_plain_pytorch(lookups, mode, is_weig
         torch.tensor(rng.uniform(0.1, 1, sum(map(len, bags))), dtype=torch.float32, requires_grad=True)
         for bags, *_ in lookups
     ]
-    doubles = [one.detach().double().requires_grad_() for one in leaves]
+    doubles = [leaf.detach().double().requires_grad_() for leaf in leaves]
 
     vectors = sok.lookup_sparse(
         variables,
@@ -113,15 +113,15 @@ def test_variables_learn_what_embedding_bags_learn(optimizer, combiner):
     ours = [sok.Variable(rng.normal(size=(200, 4))) for _ in range(2)]
     theirs = [
         torch.nn.EmbeddingBag.from_pretrained(
-            one.detach().clone(), freeze=False, mode=combiner, sparse=True, include_last_offset=True
+            our.detach().clone(), freeze=False, mode=combiner, sparse=True, include_last_offset=True
         )
-        for one in ours
+        for our in ours
     ]
-    stepping = [optimizer(ours), optimizer([one.weight for one in theirs])]
+    stepping = [optimizer(ours), optimizer([their.weight for their in theirs])]
 
     for _ in range(8):
         bags = [[rng.integers(0, 200, rng.integers(0, 4)).tolist() for _ in range(50)] for _ in ours]
-        ids = [sparse(one) for one in bags]
+        ids = [sparse(bag) for bag in bags]
         pooled = [
             sok.lookup_sparse(ours, ids, combiners=[combiner] * 2),
             [
@@ -131,7 +131,7 @@ def test_variables_learn_what_embedding_bags_learn(optimizer, combiner):
         ]
         for vectors, step in zip(pooled, stepping, strict=True):
             step.zero_grad()
-            sum((one - 1).square().sum() for one in vectors).backward()
+            sum((vector - 1).square().sum() for vector in vectors).backward()
             with torch.sparse.check_sparse_tensor_invariants():
                 step.step()
 

@@ -150,7 +150,7 @@ def test_adam_does_not_touch_gradients():
     ],
 )
 def test_wrong_variables_of_adam_are_refused(variables, error, message):
-    pairs = [(gradient([0], [1.0]), one) for one in variables()]
+    pairs = [(gradient([0], [1.0]), variable) for variable in variables()]
 
     with pytest.raises(error, match=f"apply_gradients: {message}"):
         sok.optimizers.Adam().apply_gradients(pairs)

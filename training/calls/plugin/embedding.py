@@ -136,9 +136,9 @@ class Embedding:
         self._gradients[replica] = lookup, gradient
         if len(self._gradients) < self.replicas:
             return
-        lookups, gradients = zip(*(self._gradients[one] for one in range(self.replicas)), strict=True)
+        lookups, gradients = zip(*(self._gradients[number] for number in range(self.replicas)), strict=True)
         self._gradients.clear()
-        if not all(np.isfinite(one).all() for one in gradients):
+        if not all(np.isfinite(sums).all() for sums in gradients):
             warnings.warn(f"{self._place}: a gradient is not finite, so this step is skipped", stacklevel=2)
             return
         how = self.optimizer

@@ -237,7 +237,7 @@ def _checked(name: str, params: Any) -> list[Any]:
             raise TypeError(f"{name}: expected vectors as float32 tensors, got {shown(tensor)}")
         sizes: Sequence[Any] = tensor.shape.as_list()
         if len(sizes) != 2 or sizes[0] is None or sizes[1] != tensors[0].shape[-1] or not sizes[1]:
-            shapes = ", ".join(str(one.shape.as_list()) for one in tensors)
+            shapes = ", ".join(str(vectors.shape.as_list()) for vectors in tensors)
             raise ValueError(f"{name}: expected vectors [V, D] with one D of at least 1, got {shapes}")
     if not sum(int(tensor.shape[0]) for tensor in tensors):
         raise ValueError(f"{name}: expected at least one vector, got none")

@@ -24,7 +24,7 @@ def split_embedding_variable_from_others(trainable_variables: Iterable[Any]) -> 
         TypeError: one variable came instead of a list.
     """
     variables = _listed("split_embedding_variable_from_others", trainable_variables)
-    is_embedding = [isinstance(one, Variable | DynamicVariable | LayerVariable) for one in variables]
+    is_embedding = [isinstance(variable, Variable | DynamicVariable | LayerVariable) for variable in variables]
     embeddings = [one for one, is_one in zip(variables, is_embedding, strict=True) if is_one]
     return embeddings, [one for one, is_one in zip(variables, is_embedding, strict=True) if not is_one]
 
