@@ -184,3 +184,37 @@ def test_wrong_ids_and_weights_are_refused(started, ids, named, error, expected)
 def test_wrong_variables_are_refused(started, make, error, expected):
     with pytest.raises(error, match=expected):
         make()
+
+
+@pytest.mark.parametrize("in_graph", [False, True], ids=["eager", "graph"])
+@pytest.mark.parametrize("is_dynamic", [False, True], ids=["Variable", "DynamicVariable"])
+def test_a_gradient_of_a_gradient_and_forward_mode_are_refused(started, is_dynamic, in_graph):
+    variable = sok.DynamicVariable(2, initializer="ones") if is_dynamic else sok.Variable(np.ones((4, 2)))
+    scale, ids = tf.Variable([1.0, 2.0]), tf.ragged.constant([[1]], dtype=tf.int64)
+
+    def loss():
+        return tf.reduce_sum(sok.lookup_sparse(variable, ids, combiners="sum") ** 2 * scale)
+
+    def penalty():
+        with tf.GradientTape() as outer:
+            with tf.GradientTape() as inner:
+                vectors = loss()
+            norm = tf.reduce_sum(inner.gradient(vectors, variable.value).values ** 2)
+        return outer.gradient(norm, scale)
+
+    def forward():
+        with tf.autodiff.ForwardAccumulator(variable.value, tf.ones_like(variable.value)) as accumulator:
+            vectors = loss()
+        return accumulator.jvp(vectors)
+
+    def twice():
+        with tf.GradientTape(persistent=True) as tape:
+            vectors = loss()
+            of_rows = tape.gradient(vectors, variable.value).values
+        return of_rows, tape.gradient(vectors, scale)
+
+    run = tf.function if in_graph else (lambda function: function)
+    for derive in (penalty, forward):
+        with pytest.raises(Exception, match="lookup_sparse: sp_ids: expected gradients of the first order by back"):
+            run(derive)()
+    np.testing.assert_array_equal(np.concatenate([*run(twice)()[0], run(twice)()[1]]), [2, 4, 1, 1])

@@ -13,7 +13,7 @@ from training.calls.plugin import create_embedding, reset, restore, save, state
 from training.calls.plugin.embedding import Embedding, ValueType
 from training.calls.plugin.state import compressed, divided, found, item_of_replica, replica_number
 from training.samples import Bags
-from training.tf.engine import run
+from training.tf.engine import run, run_backward
 from training.tf.processes import require_one
 
 __all__ = [
@@ -240,7 +240,7 @@ def _pool(
 
         def gradients(upstream: Any) -> list[Any]:
             # it takes the vectors because it needs the rows that the forward pass has made
-            [zero] = run(backward, [tf.convert_to_tensor(upstream), vectors, *keys], [tf.float32])
+            [zero] = run_backward(place, backward, [tf.convert_to_tensor(upstream), vectors, *keys], [tf.float32])
             return [tf.reshape(zero, trigger.shape), *[None] * len(keys)]
 
         return vectors, gradients

@@ -5,7 +5,7 @@ so both give the same bits. A ``tf.function`` runs these operations in the order
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, NoReturn, Protocol
 
 import numpy as np
 import tensorflow as tf
@@ -108,6 +108,7 @@ def pool(
     ]
     dims = [int(source.shape[1]) for source in sources]
     weights = [slot_ids.weights for slot_ids in ids if slot_ids.weights is not None]
+    place = ", ".join(dict.fromkeys(slot_ids.place for slot_ids in ids))
 
     def look_up(arrays: Iterator[Array], makes_rows: Sequence[bool]) -> tuple[list[IdRows], Any]:
         of_sources = [next(arrays) for _ in range(count)]
@@ -157,7 +158,9 @@ def pool(
             in_arrays = tables.count(None)
             dtypes = [tf.float32] * in_arrays + [tf.int64, tf.float32] * (count - in_arrays)
             # a backward pass begins after the forward pass has made rows, so it takes one of its vectors
-            answers = run(backward, [*dense, vectors[0], *tensors], dtypes + [tf.float32] * len(weights))
+            answers = run_backward(
+                place, backward, [*dense, vectors[0], *tensors], dtypes + [tf.float32] * len(weights)
+            )
             of_arrays, of_tables = iter(answers[:in_arrays]), iter(answers[in_arrays:])
             of_sources = [
                 next(of_arrays) if table is None else _slices(next(of_tables), next(of_tables), dim)
@@ -198,7 +201,7 @@ def _gathered(variables: Sequence[Any], ids: Sequence[Ids], trains: bool) -> tup
     sources, own_ids = [], []
     for variable, one in zip(variables, ids, strict=True):
         if hasattr(variable, "table"):
-            sources.append(variable.source())
+            sources.append(_only_backward(one.place, variable.source()))
             own_ids.append(one)
             continue
         rows = tf.gather(variable.params, next(located))
@@ -266,3 +269,33 @@ def run(function: Callable[..., list[Array]], tensors: Sequence[tf.Tensor], dtyp
     if tf.executing_eagerly():
         return [tf.convert_to_tensor(one) for one in function(*(np.asarray(tensor) for tensor in tensors))]
     return list(tf.numpy_function(function, list(tensors), list(dtypes)))
+
+
+def run_backward(
+    place: str, function: Callable[..., list[Array]], tensors: Sequence[tf.Tensor], dtypes: Sequence[tf.DType]
+) -> list[Any]:
+    """Call a backward pass as ``run`` does. The gradient of what it returns raises LookupError, with ``place``."""
+
+    @tf.custom_gradient  # type: ignore[untyped-decorator]
+    def first_order(*tensors: tf.Tensor) -> Any:
+        return run(function, tensors, dtypes), lambda *_: _refuse_order(place)
+
+    return list(first_order(*tensors))
+
+
+def _only_backward(place: str, source: tf.Tensor) -> tf.Tensor:
+    """Return the source of a table for backpropagation, which gives it slices. Other gradients raise LookupError."""
+
+    @tf.custom_gradient  # type: ignore[untyped-decorator]
+    def same(tensor: tf.Tensor) -> Any:
+        def gradient(upstream: Any) -> Any:
+            return upstream if isinstance(upstream, tf.IndexedSlices) else _refuse_order(place)
+
+        return tf.identity(tensor), gradient
+
+    return same(source)
+
+
+def _refuse_order(place: str) -> NoReturn:
+    expected = "expected gradients of the first order by backpropagation"
+    raise LookupError(f"{place}: {expected}, got a gradient of a gradient or a tf.autodiff.ForwardAccumulator")
