@@ -96,7 +96,7 @@ class Processes:
         """
         wrapper = DistributedDataParallel._get_active_ddp_module()
         if wrapper is not None and wrapper._join_config.enable:
-            expected = "expected as many batches in every process, such as empty ones at the end"
+            expected = "expected the same number of batches in every process, some of them empty"
             raise RuntimeError(f"{place}: DistributedDataParallel.join() does not reach the rows; {expected}")
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "Processes":

@@ -70,7 +70,7 @@ _LIST_TEXT, _LISTS = r"(?s)^\s*(\[.*\]|\(.*\)|\{.*\})\s*$", 0.9
 #: A label is a number if at least this many of its values are neither 0 nor 1. Fewer may be mistakes.
 _OTHER_LABELS = 0.1
 _UNIQUE = "left out: each row has a value of its own, from which nothing can be learned"
-_LIST_TEXTS = "left out: its texts are written lists; save the data as Parquet, or join the values of a list with |"
+_LIST_TEXTS = "left out: its values are lists as text; save the data as Parquet, or join the values of a list with |"
 _NO_TIME = "left out: training times do not recur; derive a feature, such as the hour"
 
 
@@ -437,7 +437,7 @@ def _remark_on(pa: Any, texts: Any, *, is_list: bool) -> str:
         return "if the texts are lists, join their values with | instead of ', '"
     spaced = texts.filter(compute.match_substring_regex(texts, _SPACED))
     if len(spaced):
-        return f"the space at an end of texts such as {spaced[0].as_py()!r} counts"
+        return f"the space at the start or end of texts such as {spaced[0].as_py()!r} counts"
     words = texts.filter(compute.is_in(texts, value_set=pa.array(MISSING_WORDS, texts.type)))
     return f"{words[0].as_py()!r} is a text, but pandas.read_csv reads it as missing" if len(words) else ""
 

@@ -34,7 +34,7 @@ _FAULTS = (
     *(zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError),
     *(KeyError, IndexError, ValueError, TypeError, AttributeError),
 )
-_AS_TEXT = "; a StringLookup, which reads integers as texts too, may have others"
+_AS_TEXT = "; a StringLookup allows other values, and also reads integers as texts"
 _EPSILON = np.float32(1e-7)  # Keras's least standard deviation
 
 
@@ -134,7 +134,7 @@ def _definition(archive: _Archive, others: Collection[str]) -> FeatureDefinition
         if layer.kind not in _FEATURES or layer.name in others:
             continue
         if not layer.is_of_keras:
-            raise archive.error(layer, "expected the layer of Keras, got another class of this name")
+            raise archive.error(layer, "expected Keras's own layer, got another class with the same name")
         shares: dict[str, Any] = {}
         for maker in dict.fromkeys(layer.calls):
             if maker not in inputs:

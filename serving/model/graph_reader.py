@@ -77,7 +77,7 @@ class GraphReader:
     def read(self, source: str) -> Graph:
         """Read the layers after Data, and return the graph. Raise ConfigError as ``parse_graph`` does."""
         if any(entry.paddings for entry in self._data.sparse):  # training would not know them
-            raise self._document[0].error("padding_keys are only for a network in an ONNX file", "sparse")
+            raise self._document[0].error("padding_keys need a network in an ONNX file", "sparse")
         for fields in self._document[1:]:
             self._read_layer(fields)
         if not self._layers and not self._losses:

@@ -264,7 +264,7 @@ def test_a_dictionary_of_inputs_with_other_names_is_refused(tmp_path):
     rows = [keras.layers.Embedding(9, 2)(one) for one in (left, right)]
     model = keras.Model({"right": left, "left": right}, keras.layers.Dense(1)(keras.layers.Concatenate()(rows)))
 
-    with pytest.raises(ConfigError, match=r"its dictionary calls the input '(left|right)' '(left|right)'; give both"):
+    with pytest.raises(ConfigError, match=r"has the input '(left|right)' under the key '(left|right)'; give"):
         from_keras(model, {"left": np.array([1]), "right": np.array([2])}, tmp_path, "model")
 
 
@@ -369,7 +369,7 @@ def model_of(make, shape=(2,), dtype="int64"):
                     keras.layers.Embedding(9, 2)(keras.layers.IntegerLookup(vocabulary=[5], num_oov_indices=2)(x))
                 )
             ),
-            "num_oov_indices=2: expected 0 or 1; a StringLookup, which reads integers as texts too, may have others",
+            "num_oov_indices=2: expected 0 or 1; a StringLookup allows other values, and also reads integers as texts",
             id="two keys of unknown integers",
         ),
         pytest.param(
@@ -410,7 +410,7 @@ def model_of(make, shape=(2,), dtype="int64"):
         ),
         pytest.param(
             lambda: model_of(lambda x: {"a": {"b": behind(keras.layers.Embedding(9, 2)(x))}}),
-            "outputs: 'a' is a dict, expected a tensor; give the model one dictionary or list",
+            "outputs: 'a' is a dict, expected a tensor; return one flat dictionary or list",
             id="nested outputs",
         ),
         pytest.param(
@@ -447,7 +447,7 @@ def test_a_table_has_the_keys_of_one_layer(tmp_path):
     keys = [keras.layers.StringLookup(vocabulary=[word], name=word)(x) for word, x in (("a", left), ("b", right))]
     model = keras.Model([left, right], behind(shared(keys[0]) + shared(keys[1])))
 
-    expected = "it reads keys of 'a' and of 'b', which are of different values; let one layer make all of its keys"
+    expected = "it reads keys of 'a' and of 'b', which stand for different values; let one layer make all of its keys"
     with pytest.raises(ConfigError, match=expected):
         from_keras(model, [[["a"]], [["b"]]], tmp_path, "model")
 
@@ -488,7 +488,7 @@ TEXTS, IDS = [["a"], ["b"]], [[1, 2], [3, 4]]
         ({"text": IDS, "ids": IDS}, "'text': expected strings, got integers"),
         ({"text": TEXTS, "ids": [["1", "2"]] * 2}, "'ids': expected integers, got strings"),
         ({"text": TEXTS, "ids": [[1, 2], [0.5, 1]]}, "'ids': expected integers of int64, got 0.5"),
-        ({"text": TEXTS, "ids": [[1, 2], [3]]}, "'ids': expected integers in a rectangle, got list"),
+        ({"text": TEXTS, "ids": [[1, 2], [3]]}, "'ids': expected integers in lists of equal length, got list"),
         ({"text": TEXTS, "ids": IDS[:1]}, "expected as many samples for each input, got 'ids' 1, 'text' 2"),
         ({"text": np.zeros((0, 1), "U1"), "ids": np.zeros((0, 2))}, "expected a sample, got none"),
         ({"text": TEXTS}, "expected a value for the input 'ids', got 'text'"),
@@ -496,7 +496,7 @@ TEXTS, IDS = [["a"], ["b"]], [[1, 2], [3, 4]]
         ([TEXTS, IDS], "expected a dictionary of the inputs 'ids', 'text', got 2 values"),
         (
             {"text": TEXTS, "ids": [[1, 2], [3, 99]]},
-            r"the model does not take it: indices\[1,1\] = 99 is not in \[0, 9\)",
+            r"the model does not accept it: indices\[1,1\] = 99 is not in \[0, 9\)",
         ),
     ],
 )

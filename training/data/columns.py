@@ -235,7 +235,7 @@ def has_csv(path: Path) -> bool:
         found = list_data_files(path, (*PARQUET_SUFFIXES, *CSV_SUFFIXES))
         if not found.files:
             raise DataError(
-                path, f"the folder has no Parquet or CSV files, and those of its folders are not read; {found}"
+                path, f"the folder has no Parquet or CSV files, and files in its subfolders are not read; {found}"
             )
         return not list_data_files(path, PARQUET_SUFFIXES).files
     if path.suffix in PARQUET_SUFFIXES:

@@ -162,7 +162,7 @@ class TableGradient(torch.Tensor):  # type: ignore[misc]
             if other.shape == self.shape:
                 self.copy_(other)
             elif self.is_alias:
-                refuse(name, other.rows, "the result has more rows, and another tensor has the elements; use +")
+                refuse(name, other.rows, "the result has more rows, and another tensor shares its memory; use +")
             else:
                 self.set_(other)
         self.rows, self.pieces = other.rows, other.pieces
@@ -187,7 +187,9 @@ def gradient_of(value: torch.Tensor, table: TrainingTable, like: TableGradient |
     if isinstance(value, TableGradient):
         rows = value.rows_in_order(table)
         if rows is None:
-            how = "by element, so that its rows are known" if value.pieces is None else "of all its rows in their order"
+            how = (
+                "elementwise, so that its rows are known" if value.pieces is None else "of all its rows in their order"
+            )
             raise TypeError(f"table {table.name!r}: grad: expected {expected} {how}, got {came}")
     elif like is None:
         raise TypeError(f"table {table.name!r}: grad: expected {expected}, got {type(value).__name__} {came}")
@@ -279,7 +281,7 @@ def _shared_rows(
             can_align = act.by_element and not act.is_of_lists and len(of_tables) == 1
             if can_align and all(other.rows_in_order() for other in gradients):
                 return whole, places
-            expected = "expected whole gradients and an operation by element, such as +"
+            expected = "expected an elementwise operation on whole gradients, such as +"
             refuse(act.name, parts, f"they have different rows; {expected}")
         equal.update(dict.fromkeys(parts, whole))
     for one in gradients:
@@ -327,7 +329,7 @@ def _check_writes(
             if isinstance(target, TableGradient):
                 others = [gradient for gradient in part if gradient is not target]
                 if not _are_in_place(act, target, others) or (act.is_copy and _is_of_rows(target, slot)):
-                    expected = "expected an operation by element on whole gradients"
+                    expected = "expected an elementwise operation on whole gradients"
                     _refuse(act.name, part, f"it writes elements to the places of other or unknown rows; {expected}")
             elif part:
                 expected = "expected a copy of a gradient, such as grad.clone() or torch.zeros_like(grad)"
@@ -366,7 +368,7 @@ def _pieces_of(
         places = {_spread(gradient, result.shape) for gradient in part}
         if len(places) > 1:
             what = "the rows of some elements are unknown" if None in places else "they have different rows"
-            _refuse(act.name, part, f"{what}; expected operations by element on whole gradients")
+            _refuse(act.name, part, f"{what}; expected elementwise operations on whole gradients")
         return places.pop()
     source = part[0]
     dims = _dims_of(act, args, named, source, result)
@@ -407,7 +409,7 @@ def _dims_of(
 
 def _refuse_collective(name: str) -> NoReturn:
     raise TypeError(
-        f"{name!r} of the gradient of a table mixes the rows of other keys; "
+        f"{name!r} of the gradient of a table mixes the rows of different keys; "
         "the step of training.optimizers adds up the gradients of all processes"
     )
 

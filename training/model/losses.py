@@ -262,7 +262,7 @@ class SquaredError(Loss):
             return ""
         step = abs(np.spacing(np.float32(largest)))
         return (
-            f"expected labels that float32 tells apart, found numbers of about {largest:,.10g}, where float32 has a "
+            f"expected labels that float32 can tell apart, found numbers of about {largest:,.10g}, where float32 has a "
             f"number every {step:g}; subtract a constant from the labels, and add it to the answers"
         )
 

@@ -89,7 +89,7 @@ def _read(
         expected, own = map(keras.ops.convert_to_numpy, (answer, found))
         if not np.allclose(expected, own, atol=tolerance, equal_nan=True):
             reason = "a model overrides call, or its answers are random or depend on earlier samples"
-            raise ConfigError(str(model.name), "", f"{reason}; expected models that are only their layers")
+            raise ConfigError(str(model.name), "", f"{reason}; expected a model that only calls its layers")
     graph.find_padding(given)
     return graph, arrays
 
@@ -99,7 +99,7 @@ def answers_to(keras: Any, model: Any, example: Any) -> list[Any]:
     try:
         answers: list[Any] = keras.tree.flatten(model(example))
     except Exception as err:  # of any layer or backend
-        raise ConfigError("from_keras", "example", f"the model does not take it: {said(err)}") from err
+        raise ConfigError("from_keras", "example", f"the model does not accept it: {said(err)}") from err
     return answers
 
 
@@ -108,7 +108,7 @@ def _check_names(model: Any) -> None:
     inputs = getattr(model, "input", None)  # absent before a call of some sequential models
     for key, tensor in inputs.items() if isinstance(inputs, dict) else ():
         if key != tensor.name:
-            reason = f"its dictionary calls the input {tensor.name!r} {key!r}; give both one name, which requests have"
+            reason = f"its dictionary has the input {tensor.name!r} under the key {key!r}; give both the same name"
             raise ConfigError(str(model.name), "", reason)
 
 

@@ -74,7 +74,7 @@ def _array(name: str, tensor: Any, value: Any) -> NDArray[Any]:
     try:
         array = np.asarray(value)
     except Exception as err:  # of any framework
-        raise _error(f"{name!r}: expected {kind} in a rectangle, got {type(value).__name__}") from err
+        raise _error(f"{name!r}: expected {kind} in lists of equal length, got {type(value).__name__}") from err
     if array.dtype == object:  # TensorFlow's strings
         texts = [text.decode() if isinstance(text, bytes) else text for text in array.reshape(-1)]
         array = np.array(texts).reshape(array.shape)

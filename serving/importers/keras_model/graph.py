@@ -106,9 +106,7 @@ class KerasGraph:
         named = [answer[kind] for kind in self.kinds] if isinstance(answer, dict) else [answer]
         for name, tensor in zip(self.kinds, named, strict=True):
             if not hasattr(tensor, "shape"):
-                reason = (
-                    f"{name!r} is a {type(tensor).__name__}, expected a tensor; give the model one dictionary or list"
-                )
+                reason = f"{name!r} is a {type(tensor).__name__}, expected a tensor; return one flat dictionary or list"
                 raise ConfigError(self.source, "outputs", reason)
             if len(tensor.shape) > 2 or None in tensor.shape[1:]:
                 reason = f"{name!r} has the shape {tensor.shape}, expected [B] or [B, L]; add a Flatten, or omit it"
@@ -162,7 +160,7 @@ class KerasGraph:
             found, table = self._sides(lookup, example), lookup.layer.name
             sides[table] = [side for side in sides.get(table, found) if side in found]
             if not sides[table]:
-                reason = "expected an example whose sequences are padded at the same side in all its calls"
+                reason = "expected an example whose sequences are padded on the same side in every call"
                 raise self.refuse(lookup.layer, reason)
         self.lookups = [
             lookup._replace(padding=sides[lookup.layer.name][0]) if _is_masked(lookup) else lookup
@@ -239,7 +237,7 @@ class KerasGraph:
             names = [str(maker.name) for maker in makers.values() if kind_of(maker) in PREPROCESSING]
             if names and len(makers) > 1:
                 other = next((name for name in names if name != names[0]), "an input")
-                reason = f"it reads keys of {names[0]!r} and of {other!r}, which are of different values"
+                reason = f"it reads keys of {names[0]!r} and of {other!r}, which stand for different values"
                 raise self.refuse(calls[0].layer, f"{reason}; let one layer make all of its keys")
 
     def _check_preprocessing(self, node: Any) -> None:

@@ -174,7 +174,7 @@ class Runner:
                 _TRACED_SAMPLES, lambda _, counts: np.full(counts.sum(), no_padding), run.dense, vectors, lengths
             )
             if rows and torch.allclose(run.answer, again.answer, equal_nan=True):
-                reason = "an input that is no sequence changes the answer if its key is a padding key"
+                reason = "an input that is not a sequence changes the answer if its key is a padding key"
                 reason += "; expected masks that are made from sequences alone"
             raise ConfigError(self.source, "", f"{reason}{at_line(run.uses)}")
         return sources

@@ -48,7 +48,7 @@ MANY_SHOWN_BYTES = 64 << 20
 # How many changes of a table are shown at most, and how long the process that writes may take to apply them.
 MOST_SHOWN_BYTES, WRITER_S = 256 << 20, 5.0
 _LOG_INTERVAL_S = 10.0
-_MAKE_ROOM = "raise update_source.update_headroom_ratio or the bound of the tier, and start again"
+_MAKE_ROOM = "raise update_source.update_headroom_ratio or the bound of the tier, and restart the process"
 #: What ends a fault that does not end by itself.
 _ADVICE: Mapping[type[Exception], str] = {
     PositionLostError: "serve a version whose manifest states a position that the log has",

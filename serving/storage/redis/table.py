@@ -285,7 +285,7 @@ class RedisTable(LastingTable):
             places = self.partitions.places(keys)
             if (places != number).any():
                 at = int(np.argmax(places != number))
-                reason = f"holds key {keys[at]} in partition {number}, but of {count} it belongs in {places[at]}"
+                reason = f"holds key {keys[at]} in partition {number}, but with {count} it belongs in {places[at]}"
                 raise self._error(f"{reason}: num_partitions differs from the one that the table was written with")
         if any(replies[len(scans) :]):
             raise self._error(f"was written with more than {count} partitions: num_partitions differs")

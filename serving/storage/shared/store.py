@@ -311,7 +311,7 @@ class SharedMemoryTable(HostRowsTable[SharedTable], LastingTable):
                 if _is_reached(self._redo.states(self._open_rows().inode), partition, wanted):
                     return
             if time.monotonic() > end_s:
-                raise self._error(f"{self.store._folder.writer()}, which writes, is behind the update log")
+                raise self._error(f"the writer, {self.store._folder.writer()}, is behind the update log")
             time.sleep(_LOOK_S)
 
     @contextmanager

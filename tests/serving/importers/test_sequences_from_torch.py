@@ -309,7 +309,7 @@ REFUSED = {
     ),
     "a mask of a target": (
         (WithTarget(), (IDS, torch.tensor([1, 2])), {"ids": 0}),
-        "an input that is no sequence changes the answer if its key is a padding key; expected masks .*line",
+        "an input that is not a sequence changes the answer if its key is a padding key; expected masks .*line",
     ),
     "a maximum without sequences": (
         (Largest(), (IDS,), {}),

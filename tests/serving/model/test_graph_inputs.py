@@ -116,5 +116,5 @@ def test_padding_keys_have_a_key_or_null_for_each_slot(inputs, keys, message):
 def test_training_would_not_know_padding_keys(document):
     document["layers"][0]["sparse"][0]["padding_keys"] = [0, None, None, None]
 
-    with pytest.raises(ConfigError, match="padding_keys are only for a network in an ONNX file"):
+    with pytest.raises(ConfigError, match="padding_keys need a network in an ONNX file"):
         parse_graph(document, "graph.json")

@@ -126,7 +126,7 @@ def test_a_writer_that_ends_in_the_middle_of_a_change_leaves_nothing_or_all_of_i
 
 def test_a_reader_waits_until_the_writer_has_made_the_change(writer, reader, monkeypatch):
     monkeypatch.setattr(shared_store, "_WRITER_S", 0.01)
-    with pytest.raises(StoreError, match=r"process \d+, which writes, is behind the update log"):
+    with pytest.raises(StoreError, match=r"the writer, process \d+, is behind the update log"):
         write(reader, [1], [[1, 1, 1]], "7")
     write(writer, [1], [[1, 1, 1]], "8")
     write(reader, [1], [[1, 1, 1]], "7")

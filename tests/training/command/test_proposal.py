@@ -113,8 +113,8 @@ def test_each_column_gets_a_feature_or_a_reason(data, capsys):
         "__index_level_0__": "left out: the index of a pandas frame",
         " ": "left out: the index of a pandas frame",
         "keys": "left out: the name is reserved in requests; rename the column",
-        "written": "left out: its texts are written lists; save the data as Parquet, or join the values of a list with",
-        "objects": "left out: its texts are written lists",
+        "written": "left out: its values are lists as text; save the data as Parquet, or join the values of a list",
+        "objects": "left out: its values are lists as text",
     }.items():
         assert any(line.startswith(column) and f"  {reason}" in line for line in printed.splitlines(keepends=True))
     with hotrow.load_model(data / "models" / "dcn") as session:
@@ -215,7 +215,7 @@ def test_spaces_around_numbers_of_csv_do_not_count_and_around_texts_they_do(data
     user, country = json.loads((data / "spaces.features.json").read_text())["features"]
     assert (user["type"], sorted(user["values"])) == ("integer", list(range(9)))
     assert country["values"] == [" de", " fr"]
-    assert "vocabulary: the space at an end of texts such as ' fr' counts" in capsys.readouterr().out
+    assert "vocabulary: the space at the start or end of texts such as ' fr' counts" in capsys.readouterr().out
 
 
 def test_csv_columns_of_long_digits_are_texts_and_times_with_a_zone_are_times(data):
@@ -312,7 +312,7 @@ def test_a_file_of_features_is_kept(data, capsys):
         (
             "hive",
             "clicked",
-            "hive: the folder has no Parquet or CSV files, and those of its folders are not read; 0 of 1",
+            "hive: the folder has no Parquet or CSV files, and files in its subfolders are not read; 0 of 1",
         ),
         ("wrong.parquet", "clicked", "wrong.parquet: "),
         ("answers.csv", "clicked", "column clicked: expected 0 or 1, true or false, found the texts 'yes', ' no'"),

@@ -237,7 +237,7 @@ def test_replay_compares_ratings_with_answers(folder, liked, capsys):
         (
             [10**9 + one for one in range(1, 6)],
             [],
-            "column y: expected labels that float32 tells apart, found numbers of about 1,000,000,000, where",
+            "column y: expected labels that float32 can tell apart, found numbers of about 1,000,000,000, where",
         ),
         ([[1], [2]], [], "column y: expected numbers, found list<element: int64>"),
         ([1, 2, 3, 4], ["--features", "ratings.features.json", "--loss", "log"], "column y record 1: expected 0 or 1"),
