@@ -15,7 +15,7 @@ import signal
 import sys
 import time
 import urllib.request
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import NamedTuple
@@ -127,7 +127,8 @@ def learn(folder: Path, windows, other_end) -> None:
     torch.set_num_threads(1)
     document = open_document("wdl")
     model = CtrModel(document.graph, seed=0, rule=document.rule, tables=document.tables)
-    with Publisher(str(folder / "updates"), MODEL, model, folder / "outbox") as publisher:
+    is_gone = suppress(BrokenPipeError, ConnectionResetError)  # the other process has ended
+    with is_gone, Publisher(str(folder / "updates"), MODEL, model, folder / "outbox") as publisher:
         for batch in batches(windows.recv()):
             model.train_batch(batch, LEARNING_RATE)
         export_model(model, document.document, folder / "models", MODEL, publisher=publisher)

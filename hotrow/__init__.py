@@ -83,7 +83,14 @@ def __getattr__(name: str) -> Any:
         return import_module("serving.frontend.version").server_version()
     if name == "optimizers":
         return import_module("training.optimizers")
-    return getattr(import_module(_HOMES.get(name, "serving")), name)
+    try:
+        return getattr(import_module(_HOMES.get(name, "serving")), name)
+    except ModuleNotFoundError as err:
+        if err.name != "torch":
+            raise
+        from serving.errors import MissingExtraError
+
+        raise MissingExtraError("torch", "train", f"hotrow.{name}") from err
 
 
 def __dir__() -> list[str]:

@@ -15,7 +15,9 @@ _log = logging.getLogger("hotrow.repository")
 
 
 def repository_place(text: str) -> str | Path:
-    """Return the URL of a bucket as it is, and everything else as a path."""
+    """Return the URL of a bucket as it is, and everything else as a path; no text at all is an error."""
+    if not text:
+        raise argparse.ArgumentTypeError("expected a path, got ''")
     return text if "://" in text else Path(text)
 
 

@@ -237,6 +237,8 @@ def _in_folder(value: Any, info: ValidationInfo) -> Any:
         return value
     if not value:
         raise ValueError("string should have at least 1 character, got ''")
+    if value.startswith(("~", "$")):  # of a shell, which has not read this file
+        raise ValueError(f"a path is taken as it is: write {value.split('/')[0]!r} out")
     return Path(info.context) / _refuse_nul(value)
 
 

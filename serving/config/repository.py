@@ -224,6 +224,8 @@ def read_model(path: str | Path) -> ModelConfig:
         ConfigError: the file has another kind, or a configuration cannot be accepted.
         ModelFileError: there is no model, or a file does not match the manifest.
     """
+    if str(path) == "":  # the current folder would be a surprise
+        raise ConfigError("", "", "expected a path, got ''")
     if not isfile(path):
         return read_model_directory(path)
     if not _has(read_json(path), "inference"):

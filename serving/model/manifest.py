@@ -154,7 +154,7 @@ def verify_manifest(directory: str | Path, full: bool = True, go_on: GoOn | None
             found = "a folder" if os.path.isdir(directory / name) else "missing"
             raise ModelFileError(directory / name, f"named by the manifest, but {found}")
         if name not in manifest.files:
-            raise ModelFileError(directory / name, "not named by the manifest")
+            raise ModelFileError(directory / name, "not named by the manifest; remove it")
     for name, expected in manifest.files.items():
         size_bytes = (directory / name).stat().st_size
         if size_bytes != expected.size_bytes:

@@ -77,6 +77,16 @@ def test_importing_the_package_and_listing_its_names_imports_no_other_package():
     assert {name.partition(".")[0] for name in imported} - set(sys.stdlib_module_names) == {"hotrow"}
 
 
+def test_a_name_that_needs_pytorch_says_so_without_pytorch(monkeypatch):
+    monkeypatch.setitem(sys.modules, "torch", None)
+    for name in [name for name in sys.modules if name.startswith("training")]:
+        monkeypatch.delitem(sys.modules, name)
+
+    expected = r"hotrow\.EmbeddingBagCollection needs the package 'torch': pip install 'hotrow\[train\]'"
+    with pytest.raises(hotrow.errors.MissingExtraError, match=expected):
+        _ = hotrow.EmbeddingBagCollection
+
+
 def test_it_runs_as_the_command():
     done = subprocess.run([sys.executable, "-m", "hotrow", "--version"], cwd=ROOT, capture_output=True, text=True)
 

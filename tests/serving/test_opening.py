@@ -42,6 +42,11 @@ def test_load_model_opens_an_inference_json_under_the_name_of_the_file(write_mod
         assert session.config.name == "model"
 
 
+def test_an_empty_path_is_not_the_current_folder():
+    with pytest.raises(ConfigError, match="expected a path, got ''"):
+        load_model("")
+
+
 @pytest.mark.parametrize(
     ("row_dtype", "kept"),
     [(None, ["fp32", "fp32"]), ("bf16", ["bf16", "bf16"]), ({"table1": "int8"}, ["fp32", "int8"])],

@@ -32,6 +32,8 @@ from training.model.trainer import Position
 from training.row_file import ROWS_SUFFIX, read_rows, shape_of, write_rows
 
 _EARLIER_BEST, _EARLIER_BEST_FILE = "best", "best.json"
+#: Where the samples are. If their content is the same, they may have moved.
+_PATHS = ("data", "eval_data", "columns")
 _MEMBERS = ("settings", "position", "results")
 _DENSE, _DENSE_STATES = "dense.model", "dense.states"
 
@@ -128,7 +130,9 @@ class Checkpoints:
             raise self._nothing()
         fields = read_checkpoint_file(path, _MEMBERS)
         found = fields.object("settings")
-        plain = {name: value for name, value in self._settings.items() if name not in ("content", "graph")}
+        is_moved_at_most = found.value("content", None) == self._settings["content"]
+        others = ("content", "graph", *(_PATHS if is_moved_at_most else ()))
+        plain = {name: value for name, value in self._settings.items() if name not in others}
         for name, value in plain.items():
             if found.value(name) != value:
                 place, was, now = _difference(name, found.value(name), value)

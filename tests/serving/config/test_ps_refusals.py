@@ -94,6 +94,8 @@ OF_MODELS = [
     (in_model(max_batch_size="[64]"), "models[0].max_batch_size", r"valid integer, got '\[64\]'"),
     (in_model(max_batch_size="9" * 50), "models[0].max_batch_size", "valid integer, got '999"),
     (in_model(model="a.b"), "models[0].model", "model name 'a.b'"),
+    (in_model(sparse_files=["~/x", "y"]), "models[0].sparse_files[0]", "a path is taken as it is: write '~' out"),
+    (in_model(sparse_files=["$HOME/x", "y"]), "models[0].sparse_files[0]", r"write '\$HOME' out"),
     (in_model(sparse_files=["x\0", "y"]), "models[0].sparse_files[0]", "without the character NUL"),
     *(
         (in_model(**{key: "x\0"}), f"models[0].{key}", "without the character NUL")

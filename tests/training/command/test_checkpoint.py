@@ -127,7 +127,7 @@ def test_a_second_training_cannot_use_the_folder_of_one_that_runs(tmp_path, caps
     assert "checkpoints: another training writes its checkpoints here" in capsys.readouterr().err
 
 
-def test_data_from_a_file_resumes_within_a_window(tmp_path):
+def test_data_from_a_file_that_has_moved_resumes_within_a_window(tmp_path):
     path = write_criteo(tmp_path / "train.txt", 1500)
 
     def options(folder, *more):
@@ -141,6 +141,7 @@ def test_data_from_a_file_resumes_within_a_window(tmp_path):
     newest = max((tmp_path / "again" / "c").glob("step-*"))
     document = json.loads((newest / "checkpoint.json").read_text())
     assert document["position"]["step"] == 27
+    path = path.rename(tmp_path / "moved.txt")
     assert hotrow_train(options("again", "--resume")) == 0
 
     assert model_files(tmp_path / "again", 2) == model_files(tmp_path / "whole")
