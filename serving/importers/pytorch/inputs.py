@@ -27,6 +27,7 @@ from serving.model.names import names_of_positions
 _FORMS = "float32 [B, ...] for dense features, int64 or int32 [B, ...] for keys, or a KeyedJaggedTensor"
 _MASKS = "for the mask of a sequence, name its input of padded keys, sequences={'ids': 0}"
 _CONSTANTS = (type(None), bool, int, float, str)
+_MOST_OF_EXAMPLE = 32
 _OF_KEYED_JAGGED = ("keys", "values", "lengths", "stride")
 
 
@@ -157,6 +158,12 @@ class Inputs:
         """Return arguments with dense features, float32[B, F], and the keys of each feature."""
         made = pytree.tree_unflatten([make(dense, keys) for make in self._makers], self._tree)
         return BoundArguments(self._bound.signature, made)
+
+    @property
+    def keys_of_example(self) -> list[int]:
+        """Some keys of the example."""
+        tensors = [tensor.flatten()[:_MOST_OF_EXAMPLE].tolist() for tensor in self.keys_in(self._bound)]
+        return list(dict.fromkeys(key for of_tensor in tensors for key in of_tensor))[:_MOST_OF_EXAMPLE]
 
     def keys_in(self, arguments: BoundArguments) -> list[Tensor]:
         """Return the tensors of keys in arguments."""

@@ -21,6 +21,8 @@ _MOVES = frozenset(
         *("detach", "size", "dim", "numel", "type", "narrow", "select", "unflatten", "concat", "tensor_split"),
     )
 )
+_INTEGERS = (torch.int64, torch.int32)
+_MOST_CONSTANTS = 64
 
 
 def line_of_call() -> str:
@@ -55,12 +57,14 @@ class KeyUses(TorchFunctionMode):  # type: ignore[misc]
 
     Attributes:
         line: see ``line_of_call``.
+        constants: integers that calls on integer tensors get, and those of small tensors that are no keys.
     """
 
     def __init__(self, keys: Sequence[Tensor]) -> None:
         """Watch the tensors ``keys`` and what is moved out of them."""
         super().__init__()
         self.line = ""
+        self.constants: set[int] = set()
         self._keys = {id(tensor): tensor for tensor in keys}  # kept, so that no other tensor gets the same id
 
     def __torch_function__(
@@ -68,10 +72,18 @@ class KeyUses(TorchFunctionMode):  # type: ignore[misc]
     ) -> Any:
         """Note the line of a call on keys that does more than move them."""
         answer = func(*args, **(kwargs or {}))
-        flat = (each for arg in args for each in (arg if isinstance(arg, list | tuple) else (arg,)))
-        if not self.line and any(id(value) in self._keys for value in flat):
-            if getattr(func, "__name__", "") not in _MOVES:
-                self.line = line_of_call()
+        given = (*args, *(kwargs or {}).values())
+        flat = [each for arg in given for each in (arg if isinstance(arg, list | tuple) else (arg,))]
+        is_move = getattr(func, "__name__", "") in _MOVES
+        integers = [value for value in flat if isinstance(value, Tensor) and value.dtype in _INTEGERS]
+        if integers and not is_move and len(self.constants) < _MOST_CONSTANTS:
+            self.constants.update(value for value in flat if type(value) is int)
+            for value in integers:
+                if id(value) not in self._keys and value.numel() <= _MOST_CONSTANTS:
+                    self.constants.update(value.flatten().tolist())
+        if any(id(value) in self._keys for value in flat):
+            if not is_move:
+                self.line = self.line or line_of_call()
             else:
                 made = answer if isinstance(answer, list | tuple) else (answer,)
                 self._keys.update((id(tensor), tensor) for tensor in made if isinstance(tensor, Tensor))

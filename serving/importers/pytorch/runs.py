@@ -39,6 +39,7 @@ class Run(NamedTuple):
         features: the keys of each feature, without padding.
         lengths: how many keys each sample has of the features with such lengths.
         uses: the first line that computes something from keys; an empty text if there is none.
+        constants: integers that forward computes with.
     """
 
     answer: Tensor
@@ -49,6 +50,7 @@ class Run(NamedTuple):
     features: list[Slot]
     lengths: dict[str | None, NDArray[np.int64]]
     uses: str
+    constants: list[int]
 
 
 class Source(NamedTuple):
@@ -177,7 +179,55 @@ class Runner:
                 reason = "an input that is not a sequence changes the answer if its key is a padding key"
                 reason += "; expected masks that are made from sequences alone"
             raise ConfigError(self.source, "", f"{reason}{at_line(run.uses)}")
+        self._refuse_special_keys(sources, run.constants)
         return sources
+
+    def _refuse_special_keys(self, sources: Sources, constants: Sequence[int]) -> None:
+        """Raise ConfigError if some keys, or equal keys of several inputs, matter otherwise than by their rows.
+
+        All features share a small pool of keys. First all keys of a sample are equal, then half of them are.
+        """
+        ends = [key for of_place in sources.keys.values() for key in (*of_place[:4].tolist(), *of_place[-2:].tolist())]
+        near = [constant + step for constant in constants for step in (0, -1, 1)]
+        pool = [
+            key
+            for key in dict.fromkeys([*ends, *self._paddings, *self.inputs.keys_of_example, *near, NO_KEY])
+            if -1 <= key < 1 << 31  # an input may be int32
+        ]
+        samples = 3 * len(pool)
+
+        def draw(place: int, counts: NDArray[np.int64]) -> NDArray[np.int64]:
+            own = np.repeat(np.resize(pool, samples), counts)
+            is_other = (self._random.random(own.size) < 0.5) & (np.repeat(np.arange(samples), counts) >= len(pool))
+            own[is_other] = self._random.choice(pool, int(is_other.sum()))
+            if (padding := self.inputs.features[place].padding) is not None:
+                # A mask may be seen > 0: a sequence gets no key -1.
+                own[np.isin(own, [NO_KEY, padding.key if padding.key is not None else NO_KEY])] = padding.filler
+            return own.astype(np.int64)
+
+        vectors = {
+            table: [
+                torch.from_numpy(self._random.standard_normal((samples, count, self.tables.size(table)[1]), np.float32))
+            ]
+            for table, count in self.slots.items()
+        }
+        lengths = self._lengths(samples)
+        for name, of in lengths.items():
+            lengths[name] = np.where(np.arange(samples) < len(pool), np.maximum(of, 1), of)
+        of_fillers = self._run(samples, self._filler, None, vectors, lengths)
+        run = self._run(samples, draw, of_fillers.dense, vectors, lengths)
+        self._check_slots(run, sources)
+        is_same = torch.isclose(run.answer, of_fillers.answer, equal_nan=True).all(dim=1).tolist()
+        if all(is_same):
+            return
+        special = [key for key, same in zip(pool, is_same, strict=False) if not same]
+        if 0 < len(special) <= len(pool) // 2:
+            shown = ", ".join(map(str, special[:4]))
+            reason = f"with keys such as {shown} and the same rows, forward gives another answer"
+        else:
+            reason = "if two inputs have the same key, forward gives another answer with the same rows"
+        reason += "; expected keys to matter only through their rows, and masks that are made from padding alone"
+        raise ConfigError(self.source, "", f"{reason}{at_line(run.uses)}")
 
     def ask(self, samples: int, sources: Sources) -> Run:
         """Run the module on a random request. Raise ConfigError if it fails, or if it looks up other keys."""
@@ -192,13 +242,17 @@ class Runner:
             return keys
 
         run = self._run(samples, draw)
+        self._check_slots(run, sources)
+        return run
+
+    def _check_slots(self, run: Run, sources: Sources) -> None:
+        """Check that the slots of a run have the keys of their features."""
         for table, of_table in sources.slots.items():
             for source in of_table:
                 if source.padding is not None:
                     self._check_positions(table, run, source.first, source.places[0])
                 else:
                     self._check_bags(table, run, source.first, source.places, source.shift)
-        return run
 
     @property
     def _paddings(self) -> list[int]:
@@ -241,7 +295,9 @@ class Runner:
             reason = f"expected forward to look up as many slots as with the example, {dict(self.slots)}"
             raise ConfigError(self.source, "", f"{reason}, got {counts} with B = {samples}")
         bags = [np.split(key.keys.numpy(), key.lengths.cumsum(0)[:-1].numpy()) for key in keys]
-        return Run(*self.answers.joined(answer, samples), slots, calls, dense, bags, lengths, uses.line)
+        return Run(
+            *self.answers.joined(answer, samples), slots, calls, dense, bags, lengths, uses.line, sorted(uses.constants)
+        )
 
     def _lengths(self, samples: int) -> dict[str | None, NDArray[np.int64]]:
         """Return how many keys each sample has of the features with such lengths. Some sequences are full or empty."""

@@ -106,6 +106,22 @@ KEYS = {
     "an order": (Model(look_up=lambda table, ids: table(ids.sort(1).values).mean(1)), (IDS,), COMPUTED),
     "the other order": (Model(look_up=lambda table, ids: table(-(-ids).sort(1).values).mean(1)), (IDS,), COMPUTED),
     "another key for one": (Model(look_up=lambda table, ids: table(ids.where(ids != 3, 0)).mean(1)), (IDS,), COMPUTED),
+    "no key as another": (Model(look_up=lambda table, ids: table(ids.clamp(min=0)).mean(1)), (IDS,), COMPUTED),
+    "a constant as another": (
+        Model(look_up=lambda table, ids: table(ids.masked_fill(ids == 13, 5)).mean(1)),
+        (IDS,),
+        COMPUTED,
+    ),
+    "an effect of a constant": (
+        Model(look_up=lambda table, ids: table(ids).mean(1) + (ids == 13).any(1, keepdim=True)),
+        (IDS,),
+        "Model: with keys such as 13 and the same rows, forward gives another answer; expected keys to matter only",
+    ),
+    "an effect of a pair": (
+        Model(look_up=lambda table, ids: table(ids).mean(1) + (ids[:, :1] == ids[:, 1:2])),
+        (IDS,),
+        OTHER_ANSWER,
+    ),
     "a smallest key": (Model(look_up=lambda table, ids: table(ids.clamp(min=1)).mean(1)), (IDS,), COMPUTED),
     "a hash of lists": (
         Bags(keys_of=lambda ids: ids % 20),

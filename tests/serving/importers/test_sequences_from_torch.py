@@ -267,6 +267,26 @@ class WithTarget(Attention):
         return torch.sigmoid((self.table(ids).sum(2) * (ids != 0)).sum(1))
 
 
+class ButTarget(Attention):
+    """Its mask leaves the target out wherever it is."""
+
+    def forward(self, ids, item):
+        is_other = (ids != 0) & (ids != item[:, None])
+        return torch.sigmoid((self.table(ids).sum(2) * is_other).sum(1) + self.table(item).sum(1))
+
+
+class Special(Attention):
+    """Its mask leaves some keys out."""
+
+    def __init__(self, is_special):
+        super().__init__()
+        self.is_special = is_special
+
+    def forward(self, ids):
+        is_left = (ids != 0) & ~self.is_special(ids)
+        return torch.sigmoid((self.table(ids).sum(2) * is_left).sum(1))
+
+
 class Largest(nn.Module):
     """The maximum of rows; the key 7 is padding."""
 
@@ -310,6 +330,26 @@ REFUSED = {
     "a mask of a target": (
         (WithTarget(), (IDS, torch.tensor([1, 2])), {"ids": 0}),
         "an input that is not a sequence changes the answer if its key is a padding key; expected masks .*line",
+    ),
+    "a mask that compares inputs": (
+        (ButTarget(), (IDS, torch.tensor([1, 2])), {"ids": 0}),
+        r"if two inputs have the same key, forward gives another answer with the same rows; .*line \d+: is_other",
+    ),
+    "a mask of a constant": (
+        (Special(lambda ids: ids == 13), (IDS,), {"ids": 0}),
+        r"with keys such as 13 and the same rows, forward gives another answer; .* masks .*line \d+: is_left",
+    ),
+    "a mask of a range": (
+        (Special(lambda ids: (ids > 12) & (ids < 14)), (IDS,), {"ids": 0}),
+        "with keys such as 13 and the same rows",
+    ),
+    "a mask of constants": (
+        (Special(lambda ids: torch.isin(ids, torch.tensor([13, 14]))), (IDS,), {"ids": 0}),
+        "with keys such as 13, 14 and the same rows",
+    ),
+    "a mask of the last key": (
+        (Special(lambda ids: ids == ITEMS - 1), (IDS,), {"ids": 0}),
+        f"with keys such as {ITEMS - 1} and the same rows",
     ),
     "a maximum without sequences": (
         (Largest(), (IDS,), {}),
