@@ -268,8 +268,8 @@ class FeatureReader:
             return FeatureValueError(f"{self.inputs[number].name}{OFFSETS}", None, reason)
         feature = self._order[number]
         splits = columns[self._names[feature.name]][-1] if feature.name in self._names else None
-        if why == _TOO_MANY and splits is not None and feature.list is not None:
-            reason = f"has {splits[row + 1] - splits[row]} values, but at most {feature.list.most} are allowed"
+        if why == _TOO_MANY and feature.list is not None:
+            reason = f"has {at} values, but at most {feature.list.most} are allowed"
             return FeatureValueError(feature.name, row, reason)
         if why == _OTHER_COUNT:
             valid = columns[self._names[feature.name]][-2]  # without splits, each row has one weight or none

@@ -94,30 +94,35 @@ class FeatureValues {
     }
   }
 
-  // The numbers of all rows: one for each row, or the weights of each row and then zeros.
-  void set_numbers(std::vector<float>* places) const {
-    for (size_t i = 0; i < feature_.slots; ++i) places[i].resize(rows_);
-    float* const numbers = places->data();
-    if (feature_.weighs == SIZE_MAX) {
-      for (size_t row = 0; row < rows_; ++row) {
-        const auto [begin, end] = values_of(row);
-        numbers[row] = number(row, begin, begin == end || column_.is_missing(begin));
-      }
-      return;
-    }
+  // One number for each row.
+  void set_numbers(std::vector<float>& numbers) const {
+    numbers.resize(rows_);
     for (size_t row = 0; row < rows_; ++row) {
-      const auto [begin, end] = weights_of(row);
-      for (size_t at = begin; at < end; ++at) places[at - begin][row] = number(row, at, column_.is_missing(at));
+      const auto [begin, end] = values_of(row);
+      numbers[row] = number(row, begin, begin == end || column_.is_missing(begin));
     }
   }
 
-  // Which values of the column are the row's weights. If each row has one value, a missing value is none.
-  std::pair<size_t, size_t> weights_of(size_t row) const {
-    if (!column_.splits && column_.is_missing(row)) return {row, row};
-    return values_of(row);
+  // The weights of each row's keys, and then zeros. A missing value has no key, and may come with a weight or without.
+  void set_weights(const FeatureValues& keys, std::vector<float>* places) const {
+    for (size_t i = 0; i < feature_.slots; ++i) places[i].resize(rows_);
+    if (column_.fill) return;  // nobody reads them
+    for (size_t row = 0; row < rows_; ++row) {
+      const size_t of_weights = row_of(column_, row), of_keys = row_of(keys.column_, row);
+      const auto [begin, end] = weights_of(of_weights);
+      const auto [first, last] = keys.all_values_of(of_keys);
+      const auto [from, to] = keys.values_of(of_keys);
+      const size_t count = keys.count_present(first, last);
+      const bool is_for_each_value = end - begin == last - first;
+      require(is_for_each_value || end - begin == count, of_weights, count, "has another number of keys");
+      size_t at = begin + (is_for_each_value ? from - first : keys.count_present(first, from)), place = 0;
+      for (size_t key = from; key < to; ++key) {
+        const bool has_key = !keys.column_.is_missing(key);
+        if (has_key) places[place++][row] = number(of_weights, at, column_.is_missing(at));
+        at += is_for_each_value || has_key;
+      }
+    }
   }
-
-  bool has_fill() const { return column_.fill != nullptr; }
 
   void require(bool is_right, size_t row, size_t at, const char* why) const {
     if (!is_right) throw TransformFault{number_, row, at, why};
@@ -161,15 +166,43 @@ class FeatureValues {
   }
 
   // Which values of the column are the row's.
-  std::pair<size_t, size_t> values_of(size_t row) const {
+  std::pair<size_t, size_t> all_values_of(size_t row) const {
     if (!column_.splits) return {row, row + 1};
-    size_t begin = static_cast<size_t>(column_.splits[row]), end = static_cast<size_t>(column_.splits[row + 1]);
-    if (end - begin > feature_.most_values) {
-      require(feature_.keep != Feature::kAll, row, begin, "has too many values");
-      if (feature_.keep == Feature::kFirst) end = begin + feature_.most_values;
-      else begin = end - feature_.most_values;
+    return {static_cast<size_t>(column_.splits[row]), static_cast<size_t>(column_.splits[row + 1])};
+  }
+
+  // If each row has one value, a missing value is no weight.
+  std::pair<size_t, size_t> weights_of(size_t row) const {
+    if (!column_.splits && column_.is_missing(row)) return {row, row};
+    return all_values_of(row);
+  }
+
+  // A missing value is present if something stands for it.
+  bool is_present(size_t at) const { return column_.fill || !column_.is_missing(at); }
+
+  size_t count_present(size_t begin, size_t end) const {
+    size_t count = 0;
+    for (; begin < end; ++begin) count += is_present(begin);
+    return count;
+  }
+
+  // Which values of the row are kept. Missing values are left out first, so they do not count.
+  std::pair<size_t, size_t> values_of(size_t row) const {
+    auto [begin, end] = all_values_of(row);
+    if (end - begin <= feature_.most_values) return {begin, end};
+    size_t kept = 0, at = feature_.keep == Feature::kLast ? end : begin;
+    switch (feature_.keep) {
+      case Feature::kFirst:
+        while (at < end && kept < feature_.most_values) kept += is_present(at++);
+        return {begin, at};
+      case Feature::kLast:
+        while (at > begin && kept < feature_.most_values) kept += is_present(--at);
+        return {at, end};
+      default:
+        kept = count_present(begin, end);
+        require(kept <= feature_.most_values, row, kept, "has too many values");
+        return {begin, end};
     }
-    return {begin, end};
   }
 
   // Append the keys of a row.
@@ -270,15 +303,12 @@ class TransformRun {
     sizes.erase(std::unique(sizes.begin(), sizes.end()), sizes.end());
     for (const size_t rows : sizes) {
       for (size_t i = 0; i < values_.size(); ++i)
-        if (of_.features_[i].kind == Feature::kDense && of_.rows_[i] == rows)
-          values_[i].set_numbers(&numbers_[of_.features_[i].place]);
+        if (of_.features_[i].kind == Feature::kDense && of_.rows_[i] == rows) set_numbers(i);
       for (size_t begin = 0; begin < rows; begin += kBlockRows)
         for (const Transform::Slot& slot : of_.slots_)
           if (slot.rows == rows && slot.value == 0)
             values_[slot.feature].add_rows(begin, std::min(rows, begin + kBlockRows), bags_[slot.feature]);
     }
-    for (size_t i = 0; i < values_.size(); ++i)
-      if (of_.features_[i].weighs != SIZE_MAX) require_weights(i, of_.features_[i].weighs);
   }
 
   Transform::Counts write(const Transform::Out& out) const {
@@ -305,19 +335,10 @@ class TransformRun {
   }
 
  private:
-  // In each sample, the weights are as many as the keys that they weigh; they may be missing if nobody reads them.
-  void require_weights(size_t weights, size_t keys) const {
-    if (values_[weights].has_fill()) return;
-    size_t last_row = SIZE_MAX, last_bag = SIZE_MAX;
-    for (size_t sample = 0; sample < of_.samples_.count; ++sample) {
-      const size_t row = of_.samples_.row(sample, of_.rows_[weights]), bag = of_.samples_.row(sample, of_.rows_[keys]);
-      if (row == last_row && bag == last_bag) continue;
-      const auto [begin, end] = values_[weights].weights_of(row);
-      const auto [first, last] = bags_[keys].of_row(bag);
-      values_[weights].require(end - begin == last - first, row, last - first, "has another number of keys");
-      last_row = row;
-      last_bag = bag;
-    }
+  void set_numbers(size_t feature) {
+    const Feature& of = of_.features_[feature];
+    if (of.weighs == SIZE_MAX) values_[feature].set_numbers(numbers_[of.place]);
+    else values_[feature].set_weights(values_[of.weighs], &numbers_[of.place]);
   }
 
   // Write the dense numbers: those that samples share are copied from sample to sample.
@@ -420,6 +441,7 @@ Transform::Transform(const std::vector<Feature>& features, const std::vector<Col
     const Feature& feature = features[i];
     size_t rows = columns[feature.column].rows;
     for (const CrossPart& part : feature.parts) rows = std::max(rows, columns[part.column].rows);
+    if (feature.weighs != SIZE_MAX) rows = std::max(rows, columns[features[feature.weighs].column].rows);
     rows_.push_back(rows);
     if (feature.kind == Feature::kDense) continue;
     for (size_t value = 0; value < feature.slots; ++value)

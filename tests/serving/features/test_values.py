@@ -196,6 +196,61 @@ def test_a_list_has_several_values(reader_of, options, expected):
     assert bags(reader({"x": np.array(lists)}, 2)) == lists
 
 
+@SAME_FIXTURE
+@given(
+    lists=st.lists(st.lists(st.none() | st.integers(0, 99), max_size=8), min_size=1, max_size=4),
+    most=st.integers(1, 4),
+    keep=st.sampled_from([None, "first", "last"]),
+    fill=st.none() | st.just(7),
+)
+def test_missing_values_are_left_out_of_a_list_before_it_is_cut(reader_of, lists, most, keep, fill):
+    options = {"most": most} if keep is None else {"most": most, "keep": keep}
+    missing = {} if fill is None else {"missing": fill}
+    reader = reader_of({"name": "x", "kind": "hash", "type": "integer", "list": options, **missing})
+    whole = reader_of({"name": "x", "kind": "hash", "type": "integer", "list": {}})
+    present = [
+        [fill if value is None else value for value in row if fill is not None or value is not None] for row in lists
+    ]
+    kept = [row[-most:] if keep == "last" else row[:most] for row in present]
+    kept = [row or [fill] * (fill is not None) for row in kept]
+    too_long = [at for at, row in enumerate(present) if keep is None and len(row) > most]
+    forms = [
+        lists,
+        [["" if value is None else str(value) for value in row] for row in lists],
+        pa.array(lists, pa.list_(pa.int64())),
+    ]
+    for form in forms:
+        if too_long:
+            expected = f"x of sample {too_long[0]}: has {len(present[too_long[0]])} values, but at most {most} are"
+            with pytest.raises(FeatureValueError, match=expected):
+                reader({"x": form}, len(lists))
+        else:
+            assert bags(reader({"x": form}, len(lists))) == bags(whole({"x": kept}, len(lists)))
+
+
+@pytest.mark.parametrize("keep", ["first", "last"])
+def test_weights_belong_to_the_keys_that_a_list_keeps(reader_of, keep):
+    options = {"most": 2, "keep": keep}
+    reader = reader_of(
+        {"name": "x", "kind": "identity", "list": options},
+        {"name": "w", "kind": "dense", "list": options, "weighs": "x"},
+    )
+    keys = [[1, None, 2], [None, 1, None, 2, 3, None], [None], [], None, [4]]
+    padded = [[1, 9, 2], [9, 1, None, 2, 3, math.nan], [9], None, [], [4]]
+    expected = [[1, 2], [1, 2] if keep == "first" else [2, 3], [], [], [], [4]]
+    for weights in (padded, [[1, 2], [1, 2, 3], [], [], None, [4]]):
+        found = reader({"x": keys, "w": weights}, 6)
+        assert bags(found) == expected
+        assert found.dense.tolist() == [row + [0] * (2 - len(row)) for row in expected]
+    for weights, count in (([1], 2), ([1, 2, 3, 4], 2)):
+        with pytest.raises(
+            FeatureValueError, match=f"w of sample 0: expected {count} weights, one for each key of 'x', got"
+        ):
+            reader({"x": keys[:1], "w": [weights]}, 1)
+    with pytest.raises(FeatureValueError, match="w of sample 0: value 2: is missing"):
+        reader({"x": keys[:1], "w": [[1, 2, None]]}, 1)
+
+
 def test_lists_share_the_keys_of_a_single_value(reader_of):
     item = {"name": "item", "kind": "hash", "buckets": 50, "offset": 10, "slot": "t[0]"}
     seen = {**item, "name": "seen", "slot": "t[1]", "shares": "item", "list": {}}
