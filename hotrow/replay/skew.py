@@ -99,16 +99,25 @@ def _side(session: InferenceSession, table: Any, source: str, numbers: NDArray[n
     except RequestError as err:
         raise _located(source, numbers, err) from err
     features = session.features.definition.columns
-    arrays = {one.name: _present(array_of(one, [column])) for one, column in zip(features, columns, strict=True)}
+    arrays = {one.name: _present(one, array_of(one, [column])) for one, column in zip(features, columns, strict=True)}
     return _Side(source, rows, numbers, arrays, _unknown(session, features, columns, count))
 
 
-def _present(array: Any) -> Any:
-    """Return values with null in place of all other missing values."""
+def _present(feature: FeatureConfig, array: Any) -> Any:
+    """Return values with null in place of all other missing values. A list has no missing values, as for the model."""
     pa = import_module("pyarrow")
     compute, kind = pa.compute, array.type
     if pa.types.is_list(kind):
-        return compute.if_else(compute.equal(compute.list_value_length(array), 0), pa.scalar(None, kind), array)
+        values, offsets = _present(feature, array.values), array.offsets.to_numpy()
+        is_valid = values.is_valid()
+        places = np.concatenate([[0], np.cumsum(is_valid.to_numpy(zero_copy_only=False))])[offsets]
+        is_missing = np.diff(places) == 0
+        if feature.missing is None:
+            values, offsets = values.filter(is_valid), places
+        else:  # which stands for each of several missing values
+            is_missing &= np.diff(offsets) <= 1
+        array = pa.ListArray.from_arrays(offsets.astype(np.int32), values)
+        return compute.if_else(is_missing, pa.scalar(None, kind), array)
     if pa.types.is_string(kind):
         return compute.if_else(compute.equal(array, ""), pa.scalar(None, kind), array)
     if pa.types.is_floating(kind):

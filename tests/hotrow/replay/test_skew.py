@@ -84,6 +84,26 @@ def test_values_are_compared_as_the_type_of_the_feature_and_csv_is_read_as_text(
     assert f"{tmp_path / 'data.csv'} has no tags, seen, member, so the feature is missing there" in lines
 
 
+def test_missing_values_of_lists_make_no_difference(check, rows):
+    def padded(values):
+        return [None, *values, None, None] if values else [None, [], [None], [None, None]][sum(map(len, names)) % 4]
+
+    names = rows.column_names
+    table = rows
+    for name in ("tags", "seen"):
+        values = [[*filter(None, row or [])] for row in rows[name].to_pylist()]
+        names = [*names, "x"]  # each form of an empty list occurs
+        table = table.set_column(
+            rows.column_names.index(name), name, pa.array([padded(row) for row in values], rows[name].type)
+        )
+    empty = pa.array([[*(value or "" for value in row or [])] for row in table["tags"].to_pylist()])
+    for form in (table, table.set_column(rows.column_names.index("tags"), "tags", empty)):
+        lines = check(form, *PAIRS)
+        found, same = figures(lines), figures(check(rows, *PAIRS))
+        assert (found["tags"], found["seen"]) == (same["tags"], same["seen"])
+        assert found["tags"][0] == found["seen"][0] == 0
+
+
 def test_words_for_missing_are_text_in_a_string_of_a_csv_file_as_in_training(models, log, rows, tmp_path, capsys):
     words = rows.select(["request_id", "request_sample"]).append_column("country", pa.array(["NA"] * rows.num_rows))
     pa_csv.write_csv(words, tmp_path / "data.csv")
