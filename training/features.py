@@ -94,7 +94,14 @@ class FeatureFile(RawColumns):
         if [entry.top for entry in document.graph.sparse] != [of.bottom for of in embeddings]:
             reason = "expected an embedding layer for each sparse input, in their order"
             raise ConfigError(document.graph.source, "layers", f"{reason}, because features give keys to the slots")
-        reader = FeatureReader(definition, slots_of_graph(document.graph), document.graph.dense_dim, source)
+        try:
+            reader = FeatureReader(definition, slots_of_graph(document.graph), document.graph.dense_dim, source)
+        except ConfigError as err:
+            if not is_fitting(document):
+                raise
+            reason = "features that name slots, as those of a version do, belong to their own network"
+            advice = "train the version further with --from, or take the file that it was trained with"
+            raise ConfigError(err.source, err.path, f"{err.reason}; {reason}: {advice}") from err
         super().__init__(reader, labels, weight)
 
     @property

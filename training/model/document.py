@@ -237,7 +237,7 @@ def _read_losses(root: Fields) -> tuple[tuple[Label, ...], tuple[Regularizer, ..
     """Read the labels with their weights, and the regularizers."""
     layers, known = list(root.objects("layers")), " or ".join(LOSS_OF_LAYER)
     if layers[-1].text("type") not in LOSS_OF_LAYER:
-        raise layers[-1].error(f"a training graph ends in {known}", "type")
+        raise layers[-1].error(f"a training graph ends in {known}; to train a version further, use --from", "type")
     losses = [layer for layer in layers if layer.text("type").endswith("Loss")]
     data = layers[0].object("label")
     several = isinstance(data.value("label_dim"), list)

@@ -361,7 +361,11 @@ def test_a_wrong_value_of_a_file_is_named(data, tmp_path, capsys, name, value, t
         ({"name": "users"}, "clicks.parquet column users: missing; the file has clicked, user, "),
         ({"buckets": None}, "features[0].buckets: required, because the features share one table"),
         ({"kind": "hsh"}, "features[0].kind: input should be 'hash'"),
-        ({"slot": "user"}, "features[0].slot: the model has no slot 'user'"),
+        (
+            {"slot": "user"},
+            "features that name slots, as those of a version do, belong to their own network: train the version "
+            "further with --from, or take the file that it was trained with",
+        ),
     ],
 )
 def test_a_wrong_definition_ends_the_training_before_it_begins(data, tmp_path, capsys, change, text):
