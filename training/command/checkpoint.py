@@ -15,8 +15,10 @@ import fcntl
 import json
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from itertools import takewhile
+from operator import eq
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +38,7 @@ _EARLIER_BEST, _EARLIER_BEST_FILE = "best", "best.json"
 _PATHS = ("data", "eval_data", "columns")
 _MEMBERS = ("settings", "position", "results")
 _DENSE, _DENSE_STATES = "dense.model", "dense.states"
+_LONG_TEXT, _BEFORE_DIFFERENCE = 60, 20  # of two long texts, a message has what follows this many equal characters
 
 
 class Checkpoints:
@@ -133,13 +136,9 @@ class Checkpoints:
         is_moved_at_most = found.value("content", None) == self._settings["content"]
         others = ("content", "graph", *(_PATHS if is_moved_at_most else ()))
         plain = {name: value for name, value in self._settings.items() if name not in others}
-        for name, value in plain.items():
-            if found.value(name) != value:
-                place, was, now = _difference(name, found.value(name), value)
-                raise found.error(f"the checkpoint was made with {was}, and now it is {now}", place)
+        _check_same(found, plain)
         _check_content(found, self._settings["content"], self._settings)
-        if found.value("graph") != self._settings["graph"]:  # its losses know the mean of the labels, so it comes last
-            raise found.error("the checkpoint was made with another graph", "graph")
+        _check_same(found, {"graph": self._settings["graph"]})  # its losses know the mean of the labels, so it is last
         self._read_model(path)
         position = fields.object("position", tuple(field.name for field in dataclasses.fields(Position)))
         counts = {name: position.integer(name, minimum=0, maximum=2**62) for name in ("epoch", "batches", "step")}
@@ -196,15 +195,34 @@ class Checkpoints:
         return ConfigError(str(self._folder), "", "no checkpoint, so nothing can be resumed")
 
 
+def _check_same(found: Fields, settings: Mapping[str, Any]) -> None:
+    """Refuse settings that have changed."""
+    for name, value in settings.items():
+        if found.value(name) != value:
+            place, was, now = _difference(name, found.value(name), value)
+            raise found.error(f"the checkpoint was made with {was}, and now it is {now}", place)
+
+
 def _difference(place: str, was: Any, now: Any) -> tuple[str, str, str]:
-    """Return where two JSON values first differ, and both as text."""
-    if isinstance(was, dict) and isinstance(now, dict) and was.keys() == now.keys():
-        name = next(name for name in was if was[name] != now[name])
-        return _difference(f"{place}.{name}", was[name], now[name])
-    if isinstance(was, list) and isinstance(now, list) and len(was) == len(now):
-        number = next(number for number, pair in enumerate(zip(was, now, strict=True)) if pair[0] != pair[1])
-        return _difference(f"{place}[{number}]", was[number], now[number])
-    return place, shorten(json.dumps(was)), shorten(json.dumps(now))
+    """Return where two JSON values first differ, and both for a message."""
+    if isinstance(was, dict) and isinstance(now, dict):
+        name = next(name for name in was | now if name not in was or name not in now or was[name] != now[name])
+        place = f"{place}.{name}"
+        if name in was and name in now:
+            return _difference(place, was[name], now[name])
+        old, new = (shorten(json.dumps(one[name])) if name in one else "none" for one in (was, now))
+        return place, old, new
+    if isinstance(was, list) and isinstance(now, list):
+        pairs = enumerate(zip(was, now, strict=False))
+        number = next((number for number, (old, new) in pairs if old != new), None)
+        if number is not None:
+            return _difference(f"{place}[{number}]", was[number], now[number])
+        return place, f"{len(was):,} entries", f"{len(now):,}"
+    texts = [json.dumps(value) for value in (was, now)]
+    same = sum(takewhile(bool, map(eq, *texts)))
+    begin = max(same - _BEFORE_DIFFERENCE, 0) if max(map(len, texts)) > _LONG_TEXT else 0
+    old, new = (shorten(f"{'...' * bool(begin)}{text[begin:]}") for text in texts)
+    return place, old, new
 
 
 def _check_content(found: Fields, now: dict[str, str], settings: dict[str, Any]) -> None:

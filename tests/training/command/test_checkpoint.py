@@ -12,10 +12,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from serving.errors import ConfigError
 from serving.model.atomic import temporary_directory
 from tests.tools.warm import Warm
 from tests.training.command.running import hotrow_train
 from tests.training.command.test_cli import write_criteo
+from training.checkpoint_file import write_checkpoint_file
+from training.command.checkpoint import Checkpoints
 from training.model.metrics import calibration
 
 ROOT = Path(__file__).parents[3]
@@ -201,13 +204,34 @@ def one_epoch(tmp_path_factory):
         (["--seed", "3"], "settings.seed: the checkpoint was made with 0, and now it is 3"),
         (["--synthetic", "2010"], "settings.rows[0]: the checkpoint was made with 1800, and now it is 1809"),
         (["--learning-rate", "0.5"], "settings.learning_rate: the checkpoint was made with null, and now it is 0.5"),
-        (["--model", "dcn"], "settings.graph: the checkpoint was made with another graph"),
+        (["--model", "dcn"], "settings.graph.layers"),
     ],
 )
 def test_other_settings_cannot_resume(one_epoch, capsys, more, message):
     assert hotrow_train(arguments(one_epoch, "--resume", *more)) == 1
 
     assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("was", "now", "message"),
+    [
+        (
+            {"a": 1},
+            {"a": 1, "missing": 0},
+            "settings.features[1].missing: the checkpoint was made with none, and now it is 0",
+        ),
+        ({"a": 1, "salt": [1, 2]}, {"a": 1}, "settings.features[1].salt: the checkpoint was made with [1, 2], and now"),
+        ({"a": ["b"] * 99}, {"a": ["b"] * 98}, "settings.features[1].a: the checkpoint was made with 99 entries, and"),
+        ({"a": "b" * 99 + "c"}, {"a": "b" * 99 + "d"}, 'bbbbbbbbbbc", and now it is ...'),
+    ],
+)
+def test_the_differing_member_of_the_settings_is_named(tmp_path, was, now, message):
+    before, after = ({"features": [{"name": "long " * 30}, feature], "content": {}} for feature in (was, now))
+    (tmp_path / "step-1").mkdir()
+    write_checkpoint_file(tmp_path / "step-1", {"settings": before, "position": {}, "results": []})
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        Checkpoints(tmp_path, None, "Adam", after).load()
 
 
 def test_without_a_checkpoint_nothing_starts_from_zero(tmp_path, capsys):
