@@ -106,7 +106,7 @@ class _Archive:
             folder = f"{snake}_{counts[snake]}" if counts[snake] else snake
             counts[snake] += 1
             calls = [_made_by(node) for node in entry["inbound_nodes"]] if "inbound_nodes" in entry else [before]
-            before = options["name"]
+            before = str(entry.get("name") or options.get("name") or folder)
             is_of_keras = str(entry.get("module", "keras")).startswith("keras")
             self.layers.append(_Layer(kind, before, options, calls, folder, is_of_keras))
 

@@ -424,6 +424,11 @@ def model_of(make, shape=(2,), dtype="int64"):
             id="no embedding",
         ),
         pytest.param(
+            lambda: model_of(lambda x: behind(keras.layers.Embedding(9, 2, dtype="mixed_bfloat16", name="e")(x))),
+            r"layer 'e' \(Embedding\): it computes in bfloat16, which ONNX Runtime does not; load the model with",
+            id="bfloat16",
+        ),
+        pytest.param(
             lambda: model_of(lambda x: behind(sok.All2AllDenseEmbedding(9, 2, 2, 1, name="ours")(x))),
             r"layer 'ours' \(All2AllDenseEmbedding\): it has no rows yet",
             id="no rows",
@@ -556,3 +561,62 @@ def test_other_models_are_refused(tmp_path):
     ):
         with pytest.raises(ConfigError, match=expected):
             from_keras(model, np.zeros((2, 2)), tmp_path, "model")
+
+
+@pytest.mark.filterwarnings("ignore")  # of Keras, about the model
+def test_a_layer_may_use_the_masks_of_a_list_and_needs_no_configuration(tmp_path):
+    class Attention(keras.layers.Layer):
+        def call(self, tensors, mask=None):
+            target, rows = tensors
+            scores = keras.ops.where(mask[1], keras.ops.sum(target * rows, axis=-1), -1e9)
+            return keras.ops.sum(keras.ops.softmax(scores)[..., None] * rows, axis=1)
+
+        def compute_output_shape(self, shapes):
+            return (shapes[0][0], shapes[0][2])
+
+        def get_config(self):
+            return {}
+
+    item, seen = keras.Input((1,), dtype="string", name="item"), keras.Input((3,), dtype="int64", name="seen")
+    target = keras.layers.Embedding(3, 4)(keras.layers.StringLookup(vocabulary=["a", "b"])(item))
+    rows = keras.layers.Embedding(9, 4, mask_zero=True, embeddings_initializer="normal")(seen)
+    model = keras.Model([item, seen], behind(Attention()([target, rows])))
+    given = [tf.constant([["a"], ["b"]]), tf.constant([[1, 2, 0], [5, 0, 0]])]
+
+    version = from_keras(model, given, tmp_path, "attention").path
+
+    with hotrow.load_model(version) as session:
+        answers = session.predict({"item": ["a", "b"], "seen": [[1, 2], [5]]})
+    np.testing.assert_allclose(answers, model(given), atol=1e-6)
+
+
+@pytest.mark.parametrize("policy", ["mixed_float16", "mixed_bfloat16", "float64"])
+def test_the_global_dtype_does_not_change_a_float32_model(tmp_path, policy):
+    model = model_of(lambda x: behind(keras.layers.Embedding(9, 2)(x)))
+    before = keras.config.dtype_policy()
+    keras.config.set_dtype_policy(policy)
+    keras.config.set_floatx(policy if policy == "float64" else "float32")
+    try:
+        version = from_keras(model, [[1, 2], [3, 4]], tmp_path, "model").path
+    finally:
+        keras.config.set_dtype_policy(before)
+        keras.config.set_floatx("float32")
+
+    with hotrow.load_model(version) as session:
+        np.testing.assert_allclose(session.predict({"items": [[1, 2]]}), model(tf.constant([[1, 2]])), atol=1e-6)
+
+
+def test_an_error_of_an_export_is_that_of_the_layer(tmp_path):
+    class OnlyEager(keras.layers.Layer):
+        def call(self, vectors):
+            if not tf.executing_eagerly():
+                raise RuntimeError("no graph, please")
+            return vectors
+
+        def compute_output_shape(self, shape):
+            return shape
+
+    model = model_of(lambda x: behind(OnlyEager()(keras.layers.Embedding(9, 2)(x))))
+
+    with pytest.raises(ConfigError, match=r"behind the embeddings to ONNX: (RuntimeError: )?no graph, please$"):
+        from_keras(model, [[1, 2], [3, 4]], tmp_path, "model")

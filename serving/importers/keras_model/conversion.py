@@ -216,8 +216,8 @@ class _Conversion:
         if not is_list_read_once and not graph.has_preprocessing:
             return self._definition_of_positions()
         archive = folder / "model.keras"
-        graph.model.save(archive)
-        return self._sized(definition_of_archive(archive, self._source, graph.in_network))
+        graph.before.save(archive)
+        return self._sized(definition_of_archive(archive, self._source))
 
     def _definition_of_positions(self) -> FeatureDefinition:
         """Return a feature for each key of an input."""

@@ -108,10 +108,17 @@ def _tensor(keras: Any, array: NDArray[Any]) -> Any:
     return keras.ops.convert_to_tensor(array)
 
 
-def said(err: Exception) -> str:
-    """Return the message of an error of Keras in one line, without its colours and its list of arguments."""
-    message = re.sub(r"\x1b\[\d*m|\{\{.*?\}\} ?| \[Op:\w+\].*", "", str(err)).partition("\n\nArguments received by ")[0]
-    return " ".join(line for line in message.splitlines() if line and not line.startswith("Exception encountered"))
+def said(err: BaseException) -> str:
+    """Return the message of an error of Keras in one line, without its colours, its list of arguments and its frames.
+
+    The message is that of the first cause.
+    """
+    while err.__cause__ is not None:
+        err = err.__cause__
+    message = re.sub(r"\x1b\[\d*m|\{\{.*?\}\} ?| \[Op:\w+\].*", "", str(err)).removeprefix("in user code:\n")
+    message = re.sub(r' *File ".*", line \d+, in .*\n.*\n', "", message)  # TensorFlow's, in a graph
+    lines = [line.strip() for line in re.split(r"\n\n *Arguments received by ", message)[0].splitlines()]
+    return " ".join(line for line in lines if line and "Exception encountered when" not in line)
 
 
 def _error(reason: str) -> ConfigError:

@@ -112,7 +112,7 @@ class KerasGraph:
                 reason = f"{name!r} has the shape {tensor.shape}, expected [B] or [B, L]; add a Flatten, or omit it"
                 raise ConfigError(self.source, "outputs", reason)
         # a model cannot be cut at its output
-        self.outputs = [self._keras.layers.Identity()(output) for output in named]
+        self.outputs = [self._keras.layers.Identity(dtype="float32")(output) for output in named]
 
     @property
     def has_preprocessing(self) -> bool:
@@ -129,11 +129,10 @@ class KerasGraph:
         return tuple(name for tensor, width in widths for name in names_of_positions(str(tensor.name), width))
 
     @property
-    def in_network(self) -> frozenset[str]:
-        """The layers that are parts of the network."""
-        cut = {id(tensor) for tensor in self.cuts}
-        nodes = (node for node in self._nodes if kind_of(node.operation) not in PREPROCESSING)
-        return frozenset(str(node.operation.name) for node in nodes if id(node.output_tensors[0]) not in cut)
+    def before(self) -> Any:
+        """The model of the preprocessing. Only its layers need a configuration that Keras can save."""
+        keys = {id(lookup.keys): lookup.keys for lookup in self.lookups}
+        return self._keras.Model(self.model.input, [*keys.values(), *self.cuts], name=self.source)
 
     def of_table(self, table: str) -> list[Lookup]:
         """Return the calls of an embedding."""
@@ -183,6 +182,9 @@ class KerasGraph:
     def _found_lookups(self) -> Iterator[Lookup]:
         for node in self._nodes:
             layer, kind = node.operation, kind_of(node.operation)
+            if kind != "InputLayer" and getattr(layer, "compute_dtype", None) == "bfloat16":
+                reason = "it computes in bfloat16, which ONNX Runtime does not"
+                raise self.refuse(layer, f"{reason}; load the model with the dtype policy float32 or mixed_float16")
             if kind == "DistributedEmbedding":
                 raise self.refuse(layer, "expected All2AllDenseEmbedding, whose inputs have a fixed number of keys")
             if kind not in EMBEDDINGS:

@@ -66,12 +66,11 @@ class Network:
                 masks.append(None)
                 begin += width
         behind = keras.Model([*cuts, *graph.cuts], graph.outputs, name="network")
-        has_masks = any(given is not None for given in masks)
-        self._model = keras.Model(self._inputs, behind(parts, mask=masks if has_masks else None))
+        self._model = keras.Model(self._inputs, _with_masks(keras, behind, parts, masks))
 
     def _input(self, name: str, *sizes: int) -> Any:
         if name not in self._inputs:
-            self._inputs[name] = self._keras.Input(sizes, name=name)
+            self._inputs[name] = self._keras.Input(sizes, dtype="float32", name=name)
         return self._inputs[name]
 
     def _rows_of(self, lookup: Lookup, place: slice) -> tuple[Any, Any]:
@@ -151,3 +150,19 @@ class Network:
             nodes.append(node)
         del graph.node[:]
         graph.node.extend(nodes)
+
+
+def _with_masks(keras: Any, model: Any, parts: list[Any], masks: list[Any]) -> Any:
+    """Return a model's answer to tensors with masks. A layer that takes a list of tensors gets a list of masks."""
+    given = [mask for mask in masks if mask is not None]
+    if not given:
+        return model(parts)
+
+    def call(tensors: list[Any]) -> Any:
+        rest = iter(tensors[len(parts) :])
+        return model(tensors[: len(parts)], mask=[None if mask is None else next(rest) for mask in masks])
+
+    # a symbolic call of a model drops masks, and this layer's call is never symbolic
+    layer = keras.layers.Lambda(call, dtype="float32")
+    layer.parts = list(model.layers)  # has the weights; an exporter would call a model once more, without masks
+    return layer([*parts, *given])

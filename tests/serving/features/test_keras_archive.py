@@ -141,6 +141,12 @@ def test_a_layer_behind_another_layer_is_refused(archive):
         read_features(archive({"hashing": {"inbound_nodes": node("item")}}))
 
 
+def test_the_options_of_another_layer_need_not_have_its_name(archive):
+    names = [feature.name for feature in read_features(archive({})).features]
+
+    assert [feature.name for feature in read_features(archive({"key": {"config": {}}})).features] == names
+
+
 def test_what_is_not_an_archive_is_refused(archive, tmp_path):
     with pytest.raises(ModelFileError, match=r"not a \.keras archive: .*config.json"):
         read_features(archive({}, left_out="config.json"))
