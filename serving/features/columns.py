@@ -7,7 +7,7 @@ null, NaN, an absent feature, the empty text of any feature, and ``MISSING_WORDS
 import re
 from collections.abc import Callable, Mapping, Sequence
 from datetime import date
-from decimal import Decimal
+from decimal import Decimal, InvalidOperation
 from functools import cached_property, partial
 from itertools import accumulate, chain, repeat
 from typing import Any, NamedTuple, overload
@@ -238,13 +238,26 @@ def _shown(value: Any) -> str:
 def _error(place: Place, at: int, value: Any) -> FeatureValueError:
     """Return an error about the value at a place of a column."""
     feature, splits = place
-    reason = f"expected {_EXPECTED[feature.value_type]}, got {_shown(value)}"
+    reason = f"expected {_EXPECTED[feature.value_type]}, got {_shown(value)}{_why_no_integer(feature, value)}"
     if feature.value_type == "string" and isinstance(value, float) and value.is_integer():
         reason += '; a feature of "type": "integer" takes it'
     if splits is None:
         return FeatureValueError(feature.name, at, reason)
     sample = int(np.searchsorted(splits, at, side="right")) - 1
     return FeatureValueError(feature.name, sample, f"value {at - int(splits[sample])}: {reason}")
+
+
+def _why_no_integer(feature: FeatureConfig, value: Any) -> str:
+    """Return the end of a message about a whole number that is no integer of 64 bits; empty for any other value."""
+    try:
+        number = None if feature.value_type != "integer" or isinstance(value, bool | np.bool_) else Decimal(str(value))
+    except InvalidOperation:
+        return ""
+    if number is None or not number.is_finite() or number != number.to_integral_value():
+        return ""
+    if not -(2**63) <= number < 2**63:
+        return "; integers go from -2^63 to 2^63 - 1"
+    return "; from 2^53 on, a float may be another integer, rounded: send an integer or its digits"
 
 
 def _cut(feature: FeatureConfig, texts: Texts) -> tuple[Texts, Ints]:
