@@ -1,6 +1,7 @@
 """Reads JSON documents field by field; the RequestError of a wrong field starts with its JSON path."""
 
 import json
+import re
 from collections.abc import Iterator
 from typing import Any, TypeVar
 
@@ -12,6 +13,7 @@ from serving.protocol.tensors import json_kind
 
 _T = TypeVar("_T")
 _ABSENT = object()
+_NOT_A_NUMBER = re.compile("[-+]?(NaN|nan|Inf|inf|None|undefined)")
 _KINDS: dict[type, str] = {
     str: "a string",
     list: "a list",
@@ -37,7 +39,8 @@ def parse_document(text: bytes, bounds: Bounds | None, what: str = "the body") -
     try:
         document = orjson.loads(text)
     except orjson.JSONDecodeError as err:
-        raise RequestError(f"{what} is not JSON: {_not_utf_8(text) or err}") from err
+        advice = "; a missing value is null" * (_NOT_A_NUMBER.match(err.doc, err.pos) is not None)
+        raise RequestError(f"{what} is not JSON: {_not_utf_8(text) or err}{advice}") from err
     if type(document) is not dict:
         raise RequestError(f"{what} must be a JSON object, but {json_kind(document)} came")
     # The parser takes the last of repeated keys, whose colons are then missing. Escapes may hide a colon.

@@ -30,6 +30,7 @@ from serving.protocol.request import (
     check_parts,
     checked_datatype,
     checked_shape,
+    of_input,
     region_part,
     timeout_of,
     wants_freshness,
@@ -184,8 +185,7 @@ def _read_input(tensor: dict[str, Any], path: str, signature: Signature) -> Head
     try:
         return _read_described(tensor, path, spec)
     except RequestError as err:
-        place, _, reason = str(err).partition(": ")
-        raise RequestError(f"{name} ({place}): {reason}") from err
+        raise of_input(name, err) from err
 
 
 def _read_described(tensor: dict[str, Any], path: str, spec: TensorSpec) -> HeadInput:

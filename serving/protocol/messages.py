@@ -27,6 +27,7 @@ from serving.protocol.request import (
     check_parts,
     checked_datatype,
     checked_shape,
+    of_input,
     region_part,
     timeout_of,
     wants_freshness,
@@ -154,7 +155,10 @@ def _read_head(message: Any, signature: Signature, bounds: Bounds) -> Head:
         spec = signature.input(tensor.name, path)
         if spec.name in inputs:
             raise RequestError(f"{path}.name: tensor {spec.name!r} came twice")
-        dtype, shape = checked_datatype(tensor.datatype, spec, path), checked_shape(tensor.shape, path)
+        try:
+            dtype, shape = checked_datatype(tensor.datatype, spec, path), checked_shape(tensor.shape, path)
+        except RequestError as err:
+            raise of_input(spec.name, err) from err
         with located(f"{spec.name} ({path})"):
             inputs[spec.name] = _read_input(tensor, raw, path, dtype, shape)
         check_parts((tensor.part for tensor in inputs.values()), bounds)

@@ -165,6 +165,12 @@ def checked_datatype(datatype: str, spec: TensorSpec, path: str) -> np.dtype[Any
     return DTYPES[datatype]
 
 
+def of_input(name: str, error: RequestError) -> RequestError:
+    """Return an error, which begins with a path, with the name of the input."""
+    path, _, reason = str(error).partition(": ")
+    return RequestError(f"{name} ({path}): {reason}")
+
+
 def check_inputs(names: Collection[str], signature: Signature) -> None:
     """Refuse a request in which an input is missing."""
     missing = [spec.name for spec in signature.inputs if spec.name not in names and not spec.optional]

@@ -126,6 +126,7 @@ class TestRefusedRequests:
                 b'{"\xff": 1}', "the body is not JSON: not UTF-8: byte 2 is 0xff", id="bytes that are no text"
             ),
             pytest.param(b'{"inputs": [}', "the body is not JSON", id="broken JSON"),
+            pytest.param(b'{"a": "\xc3\xa9", "b": [NaN]}', "(char 17); a missing value is null", id="not a number"),
             pytest.param(b"[" * 64, "the body is not JSON", id="lists without an end"),
             pytest.param(b"[1]", "must be a JSON object, but a list came", id="a list"),
             pytest.param({}, "inputs: missing", id="no inputs"),

@@ -1,5 +1,6 @@
 """ModelInferRequest over gRPC: heads that are remembered give the same requests as heads that are read."""
 
+import re
 from pathlib import Path
 
 import numpy as np
@@ -191,3 +192,15 @@ def test_any_bytes_are_read_as_protobuf_reads_them(data):
     if expected is not None:  # otherwise a tensor is wrong, which its decoder finds
         named = expected.model_name, expected.model_version, expected.id, b"".join(expected.raw_input_contents)
         assert (found.model_name, found.model_version, found.id, found.contents) == named
+
+
+def test_a_wrong_datatype_or_shape_is_named_as_in_http():
+    decoder = MessageDecoder(signature_of(config_of()))
+    for datatype, shape, text in (
+        ("FP64", [1, 2], "DES (inputs[0].datatype): expected FP32, but 'FP64' came"),
+        ("FP32", [-1], "DES (inputs[0].shape[0]): expected a whole number from 0"),
+    ):
+        message = service_pb2.ModelInferRequest(model_name="m")
+        message.inputs.add(name="DES", datatype=datatype, shape=shape)
+        with pytest.raises(RequestError, match=re.escape(text)):
+            decoder.decode(read_message(message.SerializeToString()))
