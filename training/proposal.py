@@ -29,6 +29,8 @@ _MOST_ROWS = 1_000_000
 _MOST_VALUES = 1000
 #: Integers with at most this many values are categories.
 _FEW_INTEGERS = 20
+#: Whole numbers up to a larger one may be ids, however few there are.
+_LEAST_OF_IDS = 1000
 #: Buckets for each value of a hashed column: about one value in six then shares its bucket.
 _BUCKETS_PER_VALUE = 5
 _LEAST_BUCKETS = 1000
@@ -262,18 +264,18 @@ def _proposed_label(pa: Any, path: Path, label: str, values: Any, learned: int, 
             expected = f"{loss.expected}, true or false" if loss.kind == "probability" else loss.expected
             advice = f"; turn the label into 0 and 1, such as {label} == {known[0]}"
             refuse(f"expected {expected}, found the texts {', '.join(known)}{advice}")
-    if values.null_count:
-        row = compute.index(values.is_null(), value=True).as_py()
-        refuse(f"expected {loss.expected}, found {NULL}; {NO_LABEL}", row)
     kind = str(values.type)
     try:
         numbers = values.cast(pa.float64(), safe=False).to_numpy()
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
         refuse(f"expected numbers, found {kind}")
-    distinct = len(np.unique(numbers[:learned]))
-    others = loss.is_wrong(numbers[:learned])
-    if given is None and distinct > 2 and others.mean() >= _OTHER_LABELS:
+    present = numbers[:learned][~np.isnan(numbers[:learned])]
+    distinct = len(np.unique(present))
+    if given is None and distinct > 2 and loss.is_wrong(present).mean() >= _OTHER_LABELS:
         loss = SquaredError()
+    if values.null_count:
+        row = compute.index(values.is_null(), value=True).as_py()
+        refuse(f"expected {loss.expected}, found {NULL}; {NO_LABEL}", row)
     wrong = loss.is_wrong(numbers)
     if wrong.any():
         row = int(np.argmax(wrong))
@@ -366,8 +368,10 @@ def _numbers_of_decimals(pa: Any, values: Any) -> Any:
 
 def _why_left_out(types: Any, name: str, kind: Any) -> str:
     """Say why values of a type are no feature; empty if they may be one."""
-    if not name or name.startswith(PANDAS_INDEX):
+    if name.startswith(PANDAS_INDEX) or (not name and types.is_integer(kind)):
         return "left out: the index of a pandas frame"
+    if not name:
+        return "left out: the column has no name"
     if is_taken(name):
         return "left out: the name is reserved in requests; rename the column"
     if types.is_timestamp(kind) or types.is_date(kind):
@@ -393,7 +397,11 @@ def _feature_of(pa: Any, name: str, values: Any, distinct: int, *, is_list: bool
     words = _words_of(name)
     if any(map(_OF_TIMES.fullmatch, words)) and any(begin <= lowest and highest <= end for begin, end in _TIMES):
         return None, _NO_TIME
-    if is_whole and (is_list or _is_category(words) or distinct <= _FEW_INTEGERS):
+    largest = max(-lowest, highest)
+    is_long = largest > 2**53
+    if not is_integer and is_long and compute.all(compute.equal(compute.floor(values), values)).as_py():
+        return None, "left out: floats lose digits of whole numbers above 2^53; store ids as integers or text"
+    if is_whole and (is_list or is_long or _is_category(words) or distinct <= _FEW_INTEGERS):
         if highest >= 2**63:  # integer features have 64 bits with a sign
             return _category(compute, values.cast(pa.string()), distinct, "string"), ""
         remark = "" if is_integer else "whole numbers"
@@ -401,10 +409,10 @@ def _feature_of(pa: Any, name: str, values: Any, distinct: int, *, is_list: bool
     if is_list:
         return None, "left out: a list of numbers is no category"
     if not -LARGEST_FLOAT32 <= lowest <= highest <= LARGEST_FLOAT32 or not are_apart(
-        max(-lowest, highest), compute.stddev(values).as_py()
+        largest, compute.stddev(values).as_py()
     ):
         return None, "left out: float32 does not tell its numbers apart"
-    remark = "if the numbers are ids, give it another kind, such as hash" * (is_whole and distinct > _MOST_VALUES)
+    remark = "if the numbers are ids, give it another kind, such as hash" * (is_whole and largest >= _LEAST_OF_IDS)
     return _number(compute, values.cast(pa.float64(), safe=False)), remark
 
 

@@ -1,6 +1,7 @@
 """``hotrow train --data clicks.parquet --label clicked``: features are proposed from the columns."""
 
 import json
+import re
 from datetime import datetime
 from decimal import Decimal
 
@@ -38,6 +39,7 @@ def columns():
         "cookie_hash": pa.array([2**63 + int(user) for user in users], pa.uint64()),
         "big": rng.integers(2**53, 2**60, ROWS),
         "close": 1_600_000_000 + rng.permutation(ROWS) % 50,
+        "few": rng.choice(rng.integers(10**17, 2 * 10**17, 50), ROWS).astype(float),
         "__index_level_0__": rng.permutation(ROWS),
         "": rng.permutation(ROWS),
         "keys": rng.random(ROWS),
@@ -83,7 +85,7 @@ def test_each_column_gets_a_feature_or_a_reason(data, capsys):
         "price": ("dense", None),
         "income": ("dense", None),
         "cookie_hash": ("vocabulary", None),
-        "big": ("dense", None),
+        "big": ("vocabulary", "integer"),
         "account": ("vocabulary", None),
         "paid": ("vocabulary", None),
         "cast": ("vocabulary", None),
@@ -110,6 +112,7 @@ def test_each_column_gets_a_feature_or_a_reason(data, capsys):
         "at_text": "left out: training times do not recur",
         "ip": "vocabulary\n",
         "size_text": "vocabulary: texts such as '",
+        "few": "left out: floats lose digits of whole numbers above 2^53; store ids as integers or text",
         "__index_level_0__": "left out: the index of a pandas frame",
         " ": "left out: the index of a pandas frame",
         "keys": "left out: the name is reserved in requests; rename the column",
@@ -128,6 +131,7 @@ def test_each_column_gets_a_feature_or_a_reason(data, capsys):
             "nothing",
             "nested",
             "close",
+            "few",
             "",
             "keys",
             "written",
@@ -338,3 +342,20 @@ def test_data_without_features_is_refused(data, capsys, file, label, text):
     assert train(file=file, label=label) == 1
     assert text in capsys.readouterr().err
     assert not list(data.glob("*.features.json"))
+
+
+def test_few_numbers_may_be_ids_and_text_without_a_name_is_no_index(data, capsys):
+    lines = [f"{n % 2},{n % 9},{3000 + 7 * (n % 40)},{10**17 + n % 30},word {n % 5}" for n in range(100)]
+    (data / "few.csv").write_text("\n".join(["clicked,user_id,thing,other,", *lines]) + "\n")
+    assert train(file="few.csv") == 0
+    printed = capsys.readouterr().out
+    assert re.search(r"^thing .* dense: if the numbers are ids, give it another kind", printed, re.MULTILINE)
+    assert re.search(r"^other .* vocabulary$", printed, re.MULTILINE)
+    assert re.search(r"^ +string .* left out: the column has no name$", printed, re.MULTILINE)
+
+
+def test_a_rating_that_is_missing_is_expected_to_be_a_number(data, capsys):
+    ratings = pa.array([None, *range(1, 6)] * 20, pa.float64())
+    pq.write_table(pa.table({"rating": ratings, "user_id": np.arange(120) % 9}), "ratings.parquet")
+    assert train(file="ratings.parquet", label="rating") == 1
+    assert "expected a finite number, found null; leave out rows without a label" in capsys.readouterr().err
