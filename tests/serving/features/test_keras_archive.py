@@ -144,7 +144,7 @@ def test_a_layer_behind_another_layer_is_refused(archive):
 def test_the_options_of_another_layer_need_not_have_its_name(archive):
     names = [feature.name for feature in read_features(archive({})).features]
 
-    assert [feature.name for feature in read_features(archive({"key": {"config": {}}})).features] == names
+    assert [feature.name for feature in read_features(archive({"dense_1": {"config": {}}})).features] == names
 
 
 def test_what_is_not_an_archive_is_refused(archive, tmp_path):
