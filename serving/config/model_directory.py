@@ -236,5 +236,7 @@ def _newest_version(directory: Path) -> Path:
         raise ModelFileError(directory, "not a folder" if lexists(directory) else "no such file or folder")
     versions = versions_of(directory)
     if not versions:
-        raise ModelFileError(directory, f"expected {GRAPH_FILE}, or version folders 1, 2, ... that hold one")
+        models = [name for name in sorted(_names(directory)) if versions_of(directory / name)]
+        close = f"; this is a repository, and a model of it is {directory / models[0]}" if models else ""
+        raise ModelFileError(directory, f"expected {GRAPH_FILE}, or version folders 1, 2, ... that hold one{close}")
     return versions[max(versions)]

@@ -36,6 +36,13 @@ def test_the_newest_complete_version_of_a_model_directory_is_read(write_model, t
     assert read_model_directory(tmp_path / "dcn").version == 10
 
 
+def test_a_repository_is_no_model_and_one_of_its_models_is_named(write_model, tmp_path):
+    write_version(write_model, 1)
+
+    with pytest.raises(ModelFileError, match=rf"this is a repository, and a model of it is {tmp_path / 'dcn'}$"):
+        read_model_directory(tmp_path)
+
+
 def test_a_folder_without_an_integer_name_is_a_model_without_a_version(write_model):
     config = read_model_directory(write_version(write_model, "export"))
 
