@@ -54,7 +54,9 @@ class Answers:
             what = "one tensor" if self.kinds is ONE_ANSWER else f"{name!r}"
             expected = f"expected forward to return {what}, float32 [B] or [B, L] with B = {samples}"
             omit = "" if named is None else f"; to leave it out, use outputs={{{name!r}: 'omit'}}"
-            raise self._error(f"{expected}, got {came}{omit}")
+            fewer = isinstance(value, Tensor) and samples == 1 and value.shape[:1] != (1,)
+            squeeze = "; squeeze() removes B if it is 1: use squeeze(1)" if fewer else ""
+            raise self._error(f"{expected}, got {came}{squeeze}{omit}")
         return values
 
     def joined(self, answer: Any, samples: int) -> tuple[Tensor, tuple[Output, ...]]:

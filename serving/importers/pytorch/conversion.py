@@ -86,7 +86,7 @@ def convert(
         slots_of_tables = _named(inputs, sources)
         if definition is not None:
             FeatureReader(definition, slots_of_tables, inputs.width, str(features))
-        expected = _expected_answers(runner, sources, logits)
+        expected = [_expected_answers(runner, sources, logits, samples) for samples in (_SAMPLES, 1)]
         plan = _plan(runner, sources, logits, max_batchsize, slots_of_tables)
     if definition is not None:
         plan = with_features(plan, definition, str(features))
@@ -98,7 +98,7 @@ def convert(
         plan,
         repository,
         name,
-        check=lambda folder: found.append(expected.compare(folder, name, tolerance)),
+        check=lambda folder: found.extend(answers.compare(folder, name, tolerance) for answers in expected),
         run=run,
         positions=positions,
     )
@@ -168,24 +168,32 @@ def _eval_mode(module: nn.Module) -> Iterator[None]:
             part.training = True
 
 
-def _expected_answers(runner: Runner, sources: Sources, logits: bool) -> ExpectedAnswers:
-    """Return random requests and the module's answers."""
-    run = runner.ask(_SAMPLES, sources)
+def _expected_answers(runner: Runner, sources: Sources, logits: bool, samples: int) -> ExpectedAnswers:
+    """Return a random request and the module's answers.
+
+    A request of one sample has a comparison of its own: forward may branch on it, and the exporter does not see that.
+    """
+    run = runner.ask(samples, sources)
     answers = run.answer.double()
     for output in run.outputs:
         if logits and output.kind == "probability":
             answers[:, output.columns] = answers[:, output.columns].sigmoid()
     is_nan = answers.isnan().any(dim=1).numpy()
-    if is_nan.any() and sources.has_empty(run, _SAMPLES)[is_nan].all():
+    if is_nan.any() and sources.has_empty(run, samples)[is_nan].all():
         advice = "mask scores with -1e9 instead of -inf, and divide by lengths of at least 1"
         advice += "; nn.MultiheadAttention takes a mask of floats"
         raise ConfigError(runner.source, "", f"the answer to an empty sequence is not a number; {advice}")
     if fault := strange_answers(answers.numpy(), run.outputs):
-        other = "for other numbers, use outputs={'rating': 'score'} or outputs={'user': 'vector'}"
-        raise ConfigError(runner.source, "", f"{fault}; if they are logits, use logits=True; {other}")
+        advice = "if they are logits, use logits=True; "
+        advice += "for other numbers, use outputs={'rating': 'score'} or outputs={'user': 'vector'}"
+        if not answers.isfinite().all() and not all(runner.inputs.is_dense_positive):
+            names = ", ".join(runner.inputs.dense)
+            advice = f"dense features are tried with random normal numbers; if {names} cannot be negative, as for a "
+            advice += "logarithm, give an example without negative numbers"
+        raise ConfigError(runner.source, "", f"{fault}; {advice}")
     bags = [
         slot.bag(run, table, sample)
-        for sample in range(_SAMPLES)
+        for sample in range(samples)
         for table, of_table in sources.slots.items()
         for slot in of_table
     ]
@@ -196,7 +204,8 @@ def _expected_answers(runner: Runner, sources: Sources, logits: bool) -> Expecte
     }
     if runner.inputs.width:
         arrays[DENSE] = run.dense
-    return ExpectedAnswers(f"random requests to {runner.source}", arrays)
+    what = "one random sample" if samples == 1 else "random requests"
+    return ExpectedAnswers(f"{what} to {runner.source}", arrays)
 
 
 def _named(inputs: Inputs, sources: Sources) -> list[SlotOfTable]:

@@ -1,7 +1,10 @@
 """The dense network of a module: what the module computes from its dense features and its tables' pooled rows."""
 
+import io
+import re
 import warnings
 from collections.abc import Mapping, Sequence
+from contextlib import redirect_stderr
 from typing import Any
 
 import torch
@@ -10,13 +13,15 @@ from torch import Tensor, nn
 from serving.errors import ConfigError
 from serving.importers.pytorch.answers import Answers
 from serving.importers.pytorch.inputs import Feature, FeatureKeys, Inputs
-from serving.importers.pytorch.lines import at_line, line_of_error
+from serving.importers.pytorch.lines import at_line, line_of_error, line_of_trace
 from serving.importers.pytorch.pooling import NO_KEY
 from serving.importers.pytorch.runs import Source
 from serving.importers.pytorch.tables import Tables
 
 # What PyTorch raises if it cannot trace or convert a module.
 _UNTRACEABLE = (RuntimeError, ValueError, TypeError, LookupError, AttributeError, AssertionError)
+_ANSI = re.compile(r"\x1b\[[0-9;]*m")
+_OPERATOR = re.compile(r"(?<=No ONNX function found for <OpOverload\(op=')\w+\.(\w+)")
 _SAMPLES = 5  # the exporter would fix a B of 0 or 1
 
 
@@ -88,6 +93,14 @@ def _fillers(feature: Feature, keys: Tensor) -> Tensor:
     return keys.new_full((keys.shape[0], feature.padding.most), feature.padding.filler)
 
 
+def _line_of_operator(program: Any, operator: str) -> str:
+    """Return the first line of the module that calls an operator, such as ``median``."""
+    nodes = () if program is None else program.graph.nodes
+    names = ((str(node.target).split("."), node) for node in nodes if node.op == "call_function")
+    traces = (node.meta.get("stack_trace") or "" for parts, node in names if operator in parts)
+    return next((line for trace in traces if (line := line_of_trace(trace))), "")
+
+
 def export_dense(
     source: str,
     module: nn.Module,
@@ -125,8 +138,12 @@ def export_dense(
     shapes |= {mask: shapes[table][:2] for table, mask in mask_names.items()}
     network = _DenseNetwork(module, tables, inputs, sources, list(mask_names), answers)
     samples = {0: torch.export.Dim("B")}
+    program = None
     try:
-        with warnings.catch_warnings(action="ignore"):  # the exporter's own libraries are deprecated
+        with (
+            warnings.catch_warnings(action="ignore"),  # the exporter's own libraries are deprecated
+            redirect_stderr(io.StringIO()),  # PyTorch prints its graph before it raises an error
+        ):
             program = torch.export.export(
                 network,
                 tuple(torch.zeros(shape) for shape in shapes.values()),
@@ -136,8 +153,12 @@ def export_dense(
             exported = torch.onnx.export(program, dynamo=True, verbose=False)
     except _UNTRACEABLE as err:
         lines = str(err).splitlines() or [type(err).__name__]
-        reason = f"PyTorch cannot export the dense network to ONNX: {lines[0]}"
-        raise ConfigError(source, "", f"{reason}{at_line(line_of_error(err.__traceback__))}") from err
+        reason, line = _ANSI.sub("", lines[0]), line_of_error(err.__traceback__)
+        if operator := _OPERATOR.search(str(err)):
+            reason = f"ONNX has no operator for {operator[0]}; compute it before the module, or with other operators"
+            line = line or _line_of_operator(program, operator[1])
+        reason = f"PyTorch cannot export the dense network to ONNX: {reason}"
+        raise ConfigError(source, "", f"{reason}{at_line(line)}") from err
     graph = exported.model.graph
     for value in (*graph.initializers.values(), *(value for node in graph for value in node.outputs)):
         value.name = f"{value.name}/"  # a table's name has no slash, so no value has the name of an input

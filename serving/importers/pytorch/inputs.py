@@ -113,6 +113,7 @@ class Inputs:
         dense: names of the inputs with dense features, in order.
         width: F.
         dense_names: what requests call the dense features, F names.
+        is_dense_positive: for each of them, whether its input has no negative number in the example.
         features: in order.
         weights: of keys, which are among the dense features.
         samples: B of the example.
@@ -135,6 +136,7 @@ class Inputs:
         self.dense: list[str] = []
         self.width = 0
         self.dense_names: list[str] = []
+        self.is_dense_positive: list[bool] = []
         self.features: list[Feature] = []
         self.weights: list[WeightsOfKeys] = []
         self._source, self._bound = source, bound
@@ -250,6 +252,7 @@ class Inputs:
         self.weights.append(WeightsOfKeys(self._name(name), feature, begin, most))
         self.width = end = begin + most
         self.dense_names += names_of_positions(self._name(name), most)
+        self.is_dense_positive += [False] * most
 
         def make(dense: Tensor, keys: Sequence[FeatureKeys]) -> Tensor:
             of_positions, own = dense[:, begin:end], keys[self.place_of(feature)]
@@ -264,6 +267,7 @@ class Inputs:
         self.dense.append(name)
         self.width = end = begin + prod(sizes)
         self.dense_names += names_of_positions(self._name(name), end - begin)
+        self.is_dense_positive += [bool((value >= 0).all())] * (end - begin)
         return lambda dense, keys: dense[:, begin:end].reshape(dense.shape[0], *sizes)
 
     def _keys(self, name: str, value: Tensor) -> _Maker:

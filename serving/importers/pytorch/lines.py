@@ -1,6 +1,7 @@
 """Find the line of a module's own code that a message names."""
 
 import linecache
+import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -38,6 +39,14 @@ def line_of_error(trace: TracebackType | None) -> str:
     return _shown(reversed(list(walk_tb(trace))))
 
 
+def line_of_trace(trace: str) -> str:
+    """Return the innermost line of the module's code in the text of a traceback; see ``line_of_call``."""
+    for file, number in reversed(re.findall(r'File "(.+)", line (\d+)', trace)):
+        if shown := _shown_line(file, int(number), None):
+            return shown
+    return ""
+
+
 def at_line(line: str) -> str:
     """Return the end of a message that names a line."""
     return f"; in {line}" if line else ""
@@ -45,11 +54,17 @@ def at_line(line: str) -> str:
 
 def _shown(frames: Iterable[tuple[FrameType, int]]) -> str:
     for frame, number in frames:
-        file = frame.f_code.co_filename
-        if not file.startswith(_LIBRARIES) and f"{Path('/torchrec/')}" not in file:
-            code = linecache.getline(file, number, frame.f_globals).strip()
-            return f"{Path(file).name}, line {number}: {code}" if code else f"{Path(file).name}, line {number}"
+        if shown := _shown_line(frame.f_code.co_filename, number, frame.f_globals):
+            return shown
     return ""
+
+
+def _shown_line(file: str, number: int, module: dict[str, Any] | None) -> str:
+    """Return a line with its file; an empty text if it is a library's."""
+    if file.startswith(_LIBRARIES) or f"{Path('/torchrec/')}" in file:
+        return ""
+    code = linecache.getline(file, number, module).strip()
+    return f"{Path(file).name}, line {number}: {code}" if code else f"{Path(file).name}, line {number}"
 
 
 class KeyUses(TorchFunctionMode):  # type: ignore[misc]

@@ -275,6 +275,7 @@ class Runner:
         """
         if dense is None:
             dense = self._random.standard_normal((samples, self.inputs.width), np.float32)
+            dense = np.where(self.inputs.is_dense_positive, np.abs(dense), dense) if self.inputs.width else dense
         lengths = lengths or self._lengths(samples)
         keys = self._keys(keys_of, lengths)
         arguments = self.inputs.arguments(torch.from_numpy(dense), keys)
@@ -310,7 +311,7 @@ class Runner:
             if name is not None:
                 lengths[name] = self._random.integers(0, most.get(name, _MOST_KEYS), samples, endpoint=True)
             if name in most:
-                lengths[name][:2] = most[name], 0
+                lengths[name][:2] = [most[name], 0][:samples]
         return lengths
 
     def _keys(self, keys_of: _KeysOf, lengths: Mapping[str | None, NDArray[np.int64]]) -> list[FeatureKeys]:

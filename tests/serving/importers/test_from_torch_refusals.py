@@ -2,6 +2,7 @@
 
 import re
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -9,6 +10,7 @@ from torch.nn import functional
 
 from serving.errors import ConfigError, ModelFileError, OutputError
 from serving.importers import from_torch
+from serving.opening import load_model
 from training import EmbeddingBagCollection, EmbeddingBagConfig
 
 IDS = torch.tensor([[1, 2, 3], [4, 5, 6]])
@@ -228,6 +230,21 @@ ANSWERS_AND_MODULES = {
         (IDS,),
         "Model: PyTorch cannot export the dense network to ONNX: ",
     ),
+    "an operator that ONNX has not": (
+        Model(answer=lambda one: torch.sigmoid(torch.lgamma(one))),
+        (IDS,),
+        "ONNX has no operator for prims.lgamma; compute it before the module, or with other operators; in test_from_to",
+    ),
+    "squeeze": (
+        Model(answer=lambda one: {"click": torch.sigmoid(one).squeeze()}),
+        (IDS,),
+        "'click', float32 [B] or [B, L] with B = 1, got float32 []; squeeze() removes B if it is 1: use squeeze(1)",
+    ),
+    "a logarithm of a negative number": (
+        Model(answer=lambda one: torch.sigmoid(one.log())),
+        (IDS, -ONE),
+        "dense features are tried with random normal numbers; if dense cannot be negative, as for a logarithm, give an",
+    ),
     "an ignored input": (Model(), (IDS, 0, ONE), "Model: ignored: has no effect on the answer; remove it from forward"),
     "an ignored table": (Ignoring(), (IDS,), "Ignoring: other: has no effect on the answer; remove it from forward"),
     "float16": (
@@ -295,6 +312,37 @@ def test_other_answers_of_the_version_are_refused_and_no_version_is_left(tmp_pat
 
     assert list(tmp_path.iterdir()) == []
     assert from_torch(module, (IDS,), tmp_path, "ctr", tolerance=0.9).comparison.difference > 0.1
+
+
+@pytest.mark.usefixtures("exporter")
+def test_a_branch_for_one_sample_is_refused(tmp_path):
+    module = Model(answer=lambda one: torch.sigmoid(one if one.shape[0] > 1 else one + 1))
+
+    with pytest.raises(ModelFileError, match="one random sample to Model: sample 0: expected "):
+        from_torch(module, (IDS,), tmp_path, "ctr")
+
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.usefixtures("exporter")
+def test_an_error_of_the_export_is_not_preceded_by_its_graph(tmp_path, capsys):
+    with pytest.raises(ConfigError, match=r"cannot export .*; in test_from_torch_refusals.py, line \d+: "):
+        from_torch(Model(answer=lambda one: torch.sigmoid(one if one.sum() > 0 else -one)), (IDS,), tmp_path, "ctr")
+
+    assert "def forward" not in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("exporter")
+def test_dense_features_are_tried_without_negative_numbers_if_the_example_has_none(tmp_path):
+    class Counts(Model):
+        def forward(self, ids, dense):
+            return torch.sigmoid(self.user(ids).sum((1, 2)) + dense[:, 0].log())
+
+    module, counts = Counts(), torch.tensor([[1.0], [9.0]])
+
+    with load_model(from_torch(module, (IDS, counts), tmp_path, "ctr").path) as session, torch.no_grad():
+        answers = session.predict({"ids[0]": [1, 4], "ids[1]": [2, 5], "ids[2]": [3, 6], "dense[0]": [1.0, 9.0]})
+        np.testing.assert_allclose(answers[:, 0], module(IDS, counts), atol=1e-6)
 
 
 @pytest.mark.usefixtures("exporter")
