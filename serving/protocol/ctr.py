@@ -22,7 +22,7 @@ many of the samples each of U users has. Then a feature may also have U values.
 """
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -63,6 +63,7 @@ from serving.reading import read_batch, read_tensors
 
 _STEPS = np.arange(4097, dtype=np.int64)
 _STEPS.setflags(write=False)
+_ITEMS, _FIRST_EXTENT = 1, 3  # places in a form of ``kernels.host.tensor_forms``
 
 
 _DATATYPES: Mapping[ValueType, tuple[str, ...]] = {
@@ -210,7 +211,7 @@ def _native_columns(reader: FeatureReader, most: int, shapes: BodyShapes) -> _Na
         return None
     tensors, places, subtracted = form.rows
     rows = (shapes.forms[tensors, places] - subtracted).tolist()
-    if min(rows) < 1 or max(rows) > most:
+    if min(rows) < 1 or max(rows) > most or _are_mixed(shapes.forms, form):
         return None
     return _NativeColumns(form.columns, dict(zip(form.columns, rows, strict=True)))
 
@@ -221,17 +222,61 @@ class _NativeForm(NamedTuple):
     Attributes:
         columns: by feature, without absent features.
         rows: where the rows of each column are: the number of a tensor, a place in its form, and what to subtract.
+        singles: the tensors of features with one value, if they have several extents.
+        lists: the tensors of lists with two extents.
     """
 
     columns: Mapping[str, Column]
     rows: NDArray[np.int64]
+    singles: NDArray[np.int64]
+    lists: NDArray[np.int64]
+
+
+def _are_mixed(forms: NDArray[np.int64], form: _NativeForm) -> bool:
+    """Whether ``_check_shapes`` refuses the shapes."""
+    if not form.singles.size:
+        return False
+    items, first = forms[form.singles, _ITEMS], forms[form.singles, _FIRST_EXTENT]
+    is_row = (first == 1) & (items > 1)
+    if ((first != 1) & (first != items)).any():
+        return True
+    return bool(is_row.any() and ((first > 1).any() or (forms[form.lists, _FIRST_EXTENT] > 1).any()))
+
+
+def _check_shapes(reader: FeatureReader, inputs: Mapping[str, Any]) -> None:
+    """Refuse tensors that cannot have the same samples: those of [B, 1] or [B, n] next to [1, B].
+
+    Raises:
+        RequestError: there is such a tensor, or one value of each sample has two extents above 1.
+    """
+    row = ""  # a tensor of [1, B], as Triton's have
+    column = ""
+    for feature in reader.inputs:
+        shape: Sequence[int] = inputs[feature.name].shape if feature.name in inputs else ()
+        if len(shape) <= 1:
+            continue
+        count = math.prod(shape)
+        if feature.is_list:
+            if f"{feature.name}{OFFSETS}" not in inputs and shape[0] > 1:
+                column = column or feature.name
+        elif shape[0] not in (1, count):
+            reason = "expected one value for each sample, so the shape [B], [B, 1] or [1, B]"
+            raise RequestError(f"{feature.name}: {reason}, got {list(shape)}")
+        elif shape[0] > 1:
+            column = column or feature.name
+        elif count > 1:
+            row = row or feature.name
+    if row and column:
+        shapes = [list(inputs[name].shape) for name in (row, column)]
+        raise RequestError(f"{row}: expected [B] or [B, 1], because {column} is {shapes[1]}, got {shapes[0]}")
 
 
 def _native_form(reader: FeatureReader, layout: BodyLayout) -> _NativeForm | None:
     """Return the columns that native code can read from tensors; None if a tensor needs more."""
     columns: dict[str, Column] = {}
     rows: list[tuple[int, int, int]] = []
-    items, first_extent = 1, 3  # places in a form
+    singles: list[int] = []
+    of_lists: list[int] = []
     for feature in reader.inputs:
         tensor = layout.tensors.get(feature.name)
         offsets = layout.tensors.get(f"{feature.name}{OFFSETS}") if feature.is_list else None
@@ -240,16 +285,20 @@ def _native_form(reader: FeatureReader, layout: BodyLayout) -> _NativeForm | Non
         if tensor is None or tensor.dtype not in _READABLE.get(feature.value_type, ()):
             return None
         lists: bool | tuple[int] | None = None
-        of_rows = tensor.number, items, 0
+        of_rows = tensor.number, _ITEMS, 0
+        if tensor.extents > 1 and offsets is None:
+            (of_lists if feature.is_list else singles).append(tensor.number)
         if offsets is not None:
-            lists, of_rows = (offsets.number,), (offsets.number, items, 1)
+            lists, of_rows = (offsets.number,), (offsets.number, _ITEMS, 1)
         elif feature.is_list:
             if tensor.extents > 2 or (tensor.extents == 1 and tensor.dtype.kind == "O"):
                 return None
-            lists, of_rows = True, (tensor.number, first_extent, 0)
+            lists, of_rows = True, (tensor.number, _FIRST_EXTENT, 0)
         columns[feature.name] = "tensor", tensor.number, lists
         rows.append(of_rows)
-    return _NativeForm(columns, np.array(rows, np.int64).T) if columns else None
+    if not columns:
+        return None
+    return _NativeForm(columns, np.array(rows, np.int64).T, np.array(singles, np.int64), np.array(of_lists, np.int64))
 
 
 def _ordered(reader: FeatureReader, inputs: Mapping[str, Any], most: int) -> list[Column]:
@@ -260,6 +309,7 @@ def _ordered(reader: FeatureReader, inputs: Mapping[str, Any], most: int) -> lis
 
 def _columns(reader: FeatureReader, inputs: Mapping[str, Any], most: int) -> dict[str, Column]:
     """Return the columns of tensors of raw features as arrays, by feature."""
+    _check_shapes(reader, inputs)
     columns: dict[str, Column] = {}
     for feature in reader.inputs:
         offsets = inputs.get(f"{feature.name}{OFFSETS}") if feature.is_list else None

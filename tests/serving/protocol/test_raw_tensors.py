@@ -185,6 +185,22 @@ def test_absent_features_are_missing_and_integers_may_be_text(config, reader):
         ),
         ({"tags.offsets": ("INT32", np.array([0, 4], np.int32))}, "tags.offsets: expected offsets from 0 to 3"),
         ({"age": ("INT64", np.array([1, 2]))}, "age: expected 3 samples, got 2"),
+        (
+            {"age": ("INT64", np.ones((3, 2), np.int64))},
+            r"age: expected one value .* shape \[B\], \[B, 1\] or \[1, B\], got \[3, 2\]",
+        ),
+        (
+            {"age": ("INT64", np.ones((3, 1), np.int64)), "is_new": ("BOOL", np.ones((1, 3), bool))},
+            r"is_new: expected \[B\] or \[B, 1\], because age is \[3, 1\], got \[1, 3\]",
+        ),
+        (
+            {
+                "tags": ("BYTES", np.full((3, 2), b"a", object)),
+                "tags.offsets": None,
+                "age": ("INT64", np.ones((1, 3), np.int64)),
+            },
+            r"age: expected \[B\] or \[B, 1\], because tags is \[3, 2\], got \[1, 3\]",
+        ),
         ({"age": ("BYTES", np.array([b"1", b"x", b"2"], object))}, "age of sample 1: expected an integer, got 'x'"),
         ({"age": ("FP32", np.array([1, 2, 3], np.float32))}, "age .*: expected INT64 or INT32 or .*, but 'FP32' came"),
         ({"user": ("BYTES", np.array([b"a", b"\xff", b"b"], object))}, "user of sample 1: expected text in UTF-8"),
