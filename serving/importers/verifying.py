@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from serving.batch import INT32_MAX, Batch
 from serving.config import ModelConfig, read_inference_config
-from serving.errors import ModelFileError, RequestError
+from serving.errors import ConfigError, ModelFileError, RequestError
 from serving.model.names import DENSE, KEYS, ROW_PTRS
 from serving.model.records import default_outputs
 from serving.model.version_writer import GRAPH_FILE
@@ -38,6 +38,12 @@ class NamedSamples(NamedTuple):
 
     columns: Mapping[str, Any]
     answers: Mapping[str, NDArray[Any]]
+
+
+def check_tolerance(call: str, tolerance: Any) -> None:
+    """Refuse the tolerance of a call if it is no number from 0 to 1."""
+    if not isinstance(tolerance, int | float | np.number) or not 0 <= tolerance <= 1:
+        raise ConfigError(call, "tolerance", f"expected 0 to 1, got {tolerance!r}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -517,6 +517,19 @@ def test_an_example_that_the_model_does_not_take_is_refused(tmp_path, example, e
         from_keras(model, example, tmp_path, "model")
 
 
+def test_an_example_without_finite_answers_and_a_wrong_tolerance_are_refused(tmp_path):
+    item, price = keras.Input((), dtype="int64", name="item"), keras.Input((1,), name="price")
+    model = keras.Model([item, price], behind(keras.layers.Concatenate()([keras.layers.Embedding(9, 2)(item), price])))
+
+    with pytest.raises(
+        ConfigError, match="a sample whose answers are finite, got none; these inputs have NaN: 'price'"
+    ):
+        from_keras(model, [[1, 2], [[np.nan], [np.nan]]], tmp_path, "model")
+    for tolerance in (-1, np.nan, "1"):
+        with pytest.raises(ConfigError, match="tolerance: expected 0 to 1, got "):
+            from_keras(model, [[1], [[5.0]]], tmp_path, "model", tolerance=tolerance)
+
+
 def test_the_network_has_constants_and_numbers_that_a_normalization_and_others_read(tmp_path):
     item, price = keras.Input((), dtype="int64", name="item"), keras.Input((), name="price")
     numbers = keras.ops.expand_dims(price, -1)

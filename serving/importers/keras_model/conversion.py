@@ -24,7 +24,7 @@ from serving.importers.network import check_network
 from serving.importers.outputs import ADVICE, Kind, strange_answers
 from serving.importers.plan import ImportPlan, SlotsOfRequest, plan_matched, with_features
 from serving.importers.pytorch import ImportedModule
-from serving.importers.verifying import Comparison, ExpectedAnswers, NamedSamples
+from serving.importers.verifying import Comparison, ExpectedAnswers, NamedSamples, check_tolerance
 from serving.importers.writing import write_model
 from serving.model.names import DENSE, KEYS, ROW_PTRS, names_of_positions
 from serving.model.records import Combiner
@@ -48,6 +48,7 @@ def convert(
     """See ``from_keras``."""
     import keras
 
+    check_tolerance("from_keras", tolerance)
     if not isinstance(model, keras.Model):
         raise ConfigError("from_keras", "model", f"expected a keras.Model, got {type(model).__name__}")
     if isinstance(model, keras.Sequential) and not model.built:
@@ -310,7 +311,7 @@ class _Conversion:
                 squashed[:, output.columns] = 1 / (1 + np.exp(-answers[:, output.columns]))
         return squashed
 
-    def _named(self, plan: ImportPlan) -> NamedSamples | None:
+    def _named(self, plan: ImportPlan) -> NamedSamples:
         """Return the example as a request by name, and the model's answers: preprocessing layers are compared too."""
         keras, graph = self._keras, self._graph
         example = {name: array[: self._max_batchsize] for name, array in self._example.items()}
@@ -319,6 +320,10 @@ class _Conversion:
         parts = [keras.ops.convert_to_numpy(output) for output in outputs]
         answers = np.concatenate([part.reshape(len(part), -1) for part in parts], axis=1).astype(np.float64)
         asked = np.isfinite(answers).all(axis=1)  # a request without an answer is an error
+        if not asked.any():
+            inputs = [name for name, array in example.items() if array.dtype.kind == "f" and np.isnan(array).any()]
+            came = f"none; these inputs have NaN: {', '.join(map(repr, inputs))}" if inputs else "none"
+            raise ConfigError("from_keras", "example", f"expected a sample whose answers are finite, got {came}")
         assert plan.features is not None
         features = {feature.name for feature in plan.features.features}
         columns = {
@@ -326,7 +331,7 @@ class _Conversion:
             for name, array in example.items()
             for key, column in self._columns(name, array[asked].reshape(asked.sum(), -1), name in features)
         }
-        return NamedSamples(columns, _by_output(plan, self._squashed(plan, answers[asked]))) if asked.any() else None
+        return NamedSamples(columns, _by_output(plan, self._squashed(plan, answers[asked])))
 
     def _columns(self, name: str, array: NDArray[Any], is_feature: bool) -> Iterator[tuple[str, list[Any]]]:
         """Yield the features of an input, [B, n], and their values."""

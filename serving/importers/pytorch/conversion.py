@@ -35,7 +35,7 @@ from serving.importers.pytorch.dense import export_dense
 from serving.importers.pytorch.inputs import Inputs
 from serving.importers.pytorch.runs import Runner, Source, Sources
 from serving.importers.pytorch.tables import Tables
-from serving.importers.verifying import Comparison, ExpectedAnswers
+from serving.importers.verifying import Comparison, ExpectedAnswers, check_tolerance
 from serving.importers.writing import write_model
 from serving.model.names import DENSE, KEYS, ROW_PTRS
 from serving.model.sequences import SequenceSlots
@@ -63,8 +63,7 @@ def convert(
     """See ``from_torch``."""
     if not isinstance(module, nn.Module):
         raise ConfigError("from_torch", "module", f"expected a torch.nn.Module, got {type(module).__name__}")
-    if not 0 <= tolerance <= 1:
-        raise ConfigError("from_torch", "tolerance", f"expected 0 to 1, got {tolerance}")
+    check_tolerance("from_torch", tolerance)
     check_target(repository, name)
     definition = None if features is None else read_features(features)
     module = getattr(module, "_orig_mod", module)  # of torch.compile

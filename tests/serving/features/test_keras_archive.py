@@ -107,7 +107,7 @@ def archive(tmp_path):
             {"countries": {"vocabulary": ["[UNK]", "", "de"]}},
             "an empty text is in its vocabulary; expected mask_token=''",
         ),
-        ({"countries": {"module": None}}, "layer 'countries' (StringLookup): expected the layer of Keras, got another"),
+        ({"countries": {"module": None}}, "layer 'countries' (StringLookup): expected Keras's own layer, got another"),
         ({"integer_lookup": {"num_oov_indices": 2}}, "num_oov_indices=2: expected 0 or 1"),
         ({"integer_lookup": {"mask_token": 0}}, "mask_token=0: expected none"),
         ({"hashing": {"mask_value": ""}}, "layer 'hashing' (Hashing): mask_value='': expected None"),
