@@ -357,7 +357,7 @@ class InferenceSession(ModelSession):
         for option, call in _CALLS.items():
             if option in given and option not in reader.names:
                 raise RequestError(f"{option}: in Python, use session.{call}")
-        if isinstance(given.get("context"), Mapping):
+        if isinstance(given.get("context"), Mapping) or ("candidates" in given and "candidates" not in reader.names):
             return read_document(self.config, reader, given, self.max_candidates)
         counts = given.pop(CANDIDATES, None)
         return read_shared(self.config, reader, reader.named_columns(given), counts, self.max_candidates)

@@ -181,7 +181,9 @@ def decode_samples(
     top_k = required(document, "top_k", int, "") if "top_k" in document else None
     asked = Asked(names, top_k, optional(document, "top_output", str, "", ""))
     batch = asking(read_samples(document, config, features_for(asked), max_candidates), config.outputs, asked)
-    return SamplesRequest(batch, names, wants_freshness, _ids(document.get("candidates", ())))
+    reader = features_for(asked)
+    is_feature = reader is not None and ID in reader.names
+    return SamplesRequest(batch, names, wants_freshness, _ids(document.get("candidates", ()), is_feature=is_feature))
 
 
 def read_samples(
@@ -222,14 +224,19 @@ def read_samples(
         raise
 
 
-def _ids(candidates: Sequence[Mapping[str, Any]]) -> Sequence[Any]:
-    """Return the ids of candidates; empty if none has an id."""
+def _ids(candidates: Sequence[Mapping[str, Any]], *, is_feature: bool) -> Sequence[Any]:
+    """Return the ids of candidates; empty if none has an id. An id that is a feature may be true or false."""
     if not any(ID in candidate for candidate in candidates):
         return ()
     ids = [candidate.get(ID) for candidate in candidates]
     for at, value in enumerate(ids):
-        if isinstance(value, list | dict):
+        is_bool_without_feature = isinstance(value, bool) and not is_feature
+        if isinstance(value, list | dict) or is_bool_without_feature:
             raise RequestError(f"candidates[{at}].{ID}: expected a string or a number, but {json_kind(value)} came")
+        if isinstance(value, float) and abs(value) >= 1 << 64:  # an integer of more bits is parsed as a float
+            raise RequestError(
+                f"candidates[{at}].{ID}: expected a number of at most 64 bits; send a longer id as a string"
+            )
     return ids
 
 

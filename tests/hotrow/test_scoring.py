@@ -484,7 +484,11 @@ def test_rows_of_other_options_are_not_mixed(towers, small_steps, monkeypatch, c
         ),
         (["--outputs", "score", "--without", "user"], "--without: 'user' cannot be left out, because 'score' depends"),
         (["--without", "usr"], "--without: the model has no feature or named input 'usr'; did you mean 'user'?"),
-        ([], "items.parquet column age: missing; the file has item, price"),
+        (
+            [],
+            "items.parquet column age: missing; the file has item, price. If no output depends on it: hotrow predict "
+            "--without age",
+        ),
         (
             ["--outputs", "item_vector", "--without", "user,age", "--keep", "item_vector"],
             "--keep: the output would have two columns 'item_vector'",

@@ -366,6 +366,11 @@ def test_a_document_of_another_form_is_refused_with_its_path(client, document, m
     assert (answer.status_code, answer.json()["error"]) == (400, message)
 
 
+def test_candidates_without_a_context_are_refused_in_python_too(sessions):
+    with pytest.raises(RequestError, match=r"^context: expected the features that all candidates share, by name$"):
+        sessions["named", "numpy"].predict({"candidates": ITEMS_OF_USER})
+
+
 def test_a_model_without_names_takes_no_context(tmp_path):
     TinyModel().write(tmp_path, "plain")
     with ModelRepository(tmp_path) as models:

@@ -486,6 +486,8 @@ def _check_names(path: Path, columns: Columns, found: list[str]) -> None:
             hint = ""
             if isinstance(columns, ColumnMap) and name in columns.labels:
                 hint = ". To train on raw columns, name the label: --label COLUMN"
+            elif isinstance(columns, RawColumns) and columns.has_without:
+                hint = f". If no output depends on it: hotrow predict --without {name}"
             reason = "occurs twice" if counts[name] else f"{missing_from(found, name)}{hint}"
             raise DataError(path, reason, column=name)
 

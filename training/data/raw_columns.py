@@ -33,6 +33,7 @@ class RawColumns:
         labels: the columns of the labels; may be empty.
         weight: the column of the weights of the samples; None: all count the same.
         features: the columns of the features.
+        has_without: whether the user can name features that have no columns.
     """
 
     def __init__(
@@ -40,14 +41,15 @@ class RawColumns:
         reader: FeatureReader,
         labels: Sequence[str] = (),
         weight: str | None = None,
-        without: Collection[str] = (),
+        without: Collection[str] | None = None,
     ) -> None:
         """Take what transforms the features of a graph, and the columns of its labels and weights.
 
-        Features in ``without`` have no columns. They are missing in each sample.
+        Features in ``without`` have no columns. They are missing in each sample. None: there can be no such features.
         """
         self.reader = reader
-        self.features = [name for name in reader.names if name not in without]
+        self.features = [name for name in reader.names if name not in (without or ())]
+        self.has_without = without is not None
         self.labels = tuple(labels)
         self.weight = weight
 

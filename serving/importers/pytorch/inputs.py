@@ -190,8 +190,9 @@ class Inputs:
         return short if self._counts[short] == 1 else dense
 
     def _short(self, slot: str) -> str:
-        if slot in self._pairs:
-            slot = slot.removesuffix("[0]")
+        stem = slot.removesuffix("[0]")
+        if slot in self._pairs and sum(name.startswith(f"{stem}[") for name in self._pairs) == 1:
+            slot = stem  # of keys and their offsets
         inside = re.fullmatch(r"[^']*\['([^']+)'\]", slot)
         return inside[1] if inside else slot.replace("[:, ", "[")
 

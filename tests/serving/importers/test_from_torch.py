@@ -64,6 +64,24 @@ class Bags(nn.Module):
         return torch.sigmoid(self.head(shown, users, clicked, prices, age[:, None], history))
 
 
+class ListOfBags(nn.Module):
+    """Has its keys in one list, and their offsets in another."""
+
+    def __init__(self):
+        super().__init__()
+        self.tables = nn.ModuleList(nn.EmbeddingBag(10, 2) for _ in range(2))
+
+    def forward(self, offsets, keys):
+        vectors = [table(*pair) for table, *pair in zip(self.tables, keys, offsets, strict=True)]
+        return torch.sigmoid(torch.cat(vectors, 1).sum(1))
+
+
+def test_each_input_of_a_list_keeps_its_place_in_its_name(tmp_path):
+    keys, offsets = ([torch.tensor(values) for _ in range(2)] for values in ([1, 2, 3], [0, 1]))
+
+    assert from_torch(ListOfBags(), (offsets, keys), tmp_path, "ctr").names == ("keys[0]", "keys[1]")
+
+
 def test_bags_with_several_dense_inputs_are_served(tmp_path, rng):
     one = (torch.tensor([1, 2, 3]), torch.tensor([0, 1]))  # two inputs of the example may be one tensor
     batch = {"shown": one, "clicked": one, "users": (torch.tensor([1, 2]), torch.tensor([0, 1, 2]))}

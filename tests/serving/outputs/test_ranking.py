@@ -193,6 +193,13 @@ class TestPredict:
                 {"candidates": [{**CANDIDATES[0], "id": []}], "top_k": 1},
                 "candidates[0].id: expected a string or a number, but",
             ),
+            *(
+                ({"candidates": [{**CANDIDATES[0], "id": value}], "top_k": 1}, f"candidates[0].id: expected a {reason}")
+                for value, reason in (
+                    (True, "string or a number, but true came"),
+                    (2**70, "number of at most 64 bits; send a longer id as a string"),
+                )
+            ),
             ({"context": {**CONTEXT, "id": 3}}, "context.id: is not a feature"),
         ],
     )
