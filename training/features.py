@@ -36,6 +36,10 @@ _MOST_VALUES = 100
 _LARGEST_KEY_COUNT = 1 << 62  # of a hash without buckets
 #: Keys of a vocabulary that grows. A table is a hash table, so keys that nobody uses take no memory.
 _VOCABULARY_ROOM = 1 << 32
+_NAMES_SLOTS = (
+    "features that name slots, as those of a version do, belong to their own network: train the version further with "
+    "--from, or take the file that it was trained with"
+)
 
 
 class FeatureFile(RawColumns):
@@ -76,6 +80,8 @@ class FeatureFile(RawColumns):
         if is_fitting(document) and all(feature.slot is None for feature in definition.slots):
             document, definition = _fitted(document, definition, labels, dim, tuple(hidden), source)
         elif dim is not None or hidden:
+            if is_fitting(document):
+                raise ConfigError(source, "", _NAMES_SLOTS)
             reason = "the network keeps its own sizes; leave out --embedding-dim and --hidden"
             raise ConfigError(document.name, "", reason)
         for number, feature in enumerate(definition.features):
@@ -94,15 +100,7 @@ class FeatureFile(RawColumns):
         if [entry.top for entry in document.graph.sparse] != [of.bottom for of in embeddings]:
             reason = "expected an embedding layer for each sparse input, in their order"
             raise ConfigError(document.graph.source, "layers", f"{reason}, because features give keys to the slots")
-        try:
-            reader = FeatureReader(definition, slots_of_graph(document.graph), document.graph.dense_dim, source)
-        except ConfigError as err:
-            if not is_fitting(document):
-                raise
-            reason = "features that name slots, as those of a version do, belong to their own network"
-            advice = "train the version further with --from, or take the file that it was trained with"
-            raise ConfigError(err.source, err.path, f"{err.reason}; {reason}: {advice}") from err
-        super().__init__(reader, labels, weight)
+        super().__init__(_reader_of(definition, document, source), labels, weight)
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -188,6 +186,16 @@ def automatic_dim(path: str | Path) -> int:
     ]
     root = 2 * max(counts, default=1) ** 0.25
     return int(min(max(2 ** math.ceil(math.log2(root)), 4), 64))
+
+
+def _reader_of(definition: FeatureDefinition, document: TrainingDocument, source: str) -> FeatureReader:
+    """Return the reader of features that are laid out over the slots of a graph."""
+    try:
+        return FeatureReader(definition, slots_of_graph(document.graph), document.graph.dense_dim, source)
+    except ConfigError as err:
+        if not is_fitting(document):
+            raise
+        raise ConfigError(err.source, err.path, f"{err.reason}; {_NAMES_SLOTS}") from err
 
 
 def _fitted(

@@ -371,8 +371,9 @@ def test_a_wrong_value_of_a_file_is_named(data, tmp_path, capsys, name, value, t
 def test_a_wrong_definition_ends_the_training_before_it_begins(data, tmp_path, capsys, change, text):
     first = {key: value for key, value in {**FEATURES["features"][0], **change}.items() if value is not None}
     (data / "wrong.json").write_text(json.dumps({**FEATURES, "features": [first, *FEATURES["features"][1:]]}))
-    assert train(data, tmp_path, features="wrong.json") == 1
-    assert text in capsys.readouterr().err
+    for more in ((), ("--model", "auto")):
+        assert train(data, tmp_path, *more, features="wrong.json") == 1
+        assert text in capsys.readouterr().err
     assert not list(tmp_path.glob("dcn/*"))
 
 
