@@ -338,7 +338,7 @@ def _values_of(pa: Any, array: Any) -> tuple[Any, dict[str, Any]]:
     """Return the values of a column that are not missing, and the option of a list."""
     types, compute, lists = pa.types, pa.compute, {}
     if is_list_type(pa, array.type):
-        lengths = compute.fill_null(compute.list_value_length(array), 0)
+        lengths = _lengths_without_missing(pa, array)
         most = int(compute.quantile(lengths, _LONG_LIST, interpolation="higher")[0].as_py())
         lists = {"list": {"most": max(most, 1), "keep": "first"}}
         array = compute.list_flatten(array)
@@ -354,6 +354,17 @@ def _values_of(pa: Any, array: Any) -> tuple[Any, dict[str, Any]]:
     if _is_text(types, values.type):
         values = values.filter(compute.not_equal(values, ""))
     return values, lists
+
+
+def _lengths_without_missing(pa: Any, lists: Any) -> Any:
+    """Return how many values of each list are not missing, which is what the limit of a feature counts."""
+    values, rows = pa.compute.list_flatten(lists), pa.compute.list_parent_indices(lists)
+    is_there = values.is_valid()
+    if _is_text(pa.types, values.type):
+        is_there = pa.compute.fill_null(pa.compute.not_equal(values, ""), False)
+    elif pa.types.is_floating(values.type):
+        is_there = pa.compute.fill_null(pa.compute.invert(pa.compute.is_nan(values.cast(pa.float64()))), False)
+    return pa.array(np.bincount(rows.filter(is_there).to_numpy(), minlength=len(lists)))
 
 
 def _numbers_of_decimals(pa: Any, values: Any) -> Any:

@@ -354,6 +354,15 @@ def test_few_numbers_may_be_ids_and_text_without_a_name_is_no_index(data, capsys
     assert re.search(r"^ +string .* left out: the column has no name$", printed, re.MULTILINE)
 
 
+def test_padding_does_not_make_lists_longer(data):
+    seen = [[f"m{n % 7}", "", f"m{n % 5}", "", None] for n in range(100)]
+    stars = [[n % 5, None, float("nan")] for n in range(100)]
+    pq.write_table(pa.table({"clicked": [0, 1] * 50, "seen": seen, "stars": stars}), "padded.parquet")
+    assert train(file="padded.parquet") == 0
+    features = json.loads((data / "padded.features.json").read_text())["features"]
+    assert {feature["name"]: feature["list"]["most"] for feature in features} == {"seen": 2, "stars": 1}
+
+
 def test_a_rating_that_is_missing_is_expected_to_be_a_number(data, capsys):
     ratings = pa.array([None, *range(1, 6)] * 20, pa.float64())
     pq.write_table(pa.table({"rating": ratings, "user_id": np.arange(120) % 9}), "ratings.parquet")
