@@ -14,7 +14,7 @@ from model import DIM, DLRM, NUM_DENSE, NUM_SPARSE
 from torch import nn
 
 import hotrow
-from training.persia.checkpoint import CheckpointFacts, newest_checkpoint, write_tables
+from training.persia.checkpoint import CheckpointFacts, checkpoints_in, write_tables
 from training.persia.signs import request_keys
 
 
@@ -29,7 +29,7 @@ class Served(nn.Module):
         return self.dlrm([dense], list(sparse))[0]
 
 
-checkpoint = newest_checkpoint(sys.argv[1])
+checkpoint = checkpoints_in(sys.argv[1]).newest()
 facts = CheckpointFacts.read(checkpoint)
 config = facts.config
 model = DLRM()
