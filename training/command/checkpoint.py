@@ -198,8 +198,8 @@ class Checkpoints:
 def _check_same(found: Fields, settings: Mapping[str, Any]) -> None:
     """Refuse settings that have changed."""
     for name, value in settings.items():
-        if found.value(name) != value:
-            place, was, now = _difference(name, found.value(name), value)
+        if (expected := found.value(name, None)) != value:
+            place, was, now = _difference(name, expected, value)
             raise found.error(f"the checkpoint was made with {was}, and now it is {now}", place)
 
 

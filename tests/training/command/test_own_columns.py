@@ -256,6 +256,18 @@ def test_weights_that_cannot_be_used_are_refused(weight, options, text, capsys):
     assert text in capsys.readouterr().err
 
 
+def test_a_training_with_weights_does_not_resume_without_them(capsys):
+    write_csv("a.csv", {**columns(), "w": [0.5, 2.0] * (ROWS // 2)})
+    options = ("--features", "f.json", "--checkpoint", "c")
+    with open("f.json", "w", encoding="utf-8") as file:
+        json.dump({"format": 1, "features": [{"name": "user", "kind": "hash", "buckets": 50}]}, file)
+    assert train("a.csv", "--weight", "w", *options) == 0
+
+    assert train("a.csv", *options, "--resume", "--epochs", "2") == 1
+
+    assert '.weight: the checkpoint was made with "w", and now it is ' in capsys.readouterr().err
+
+
 def test_arrays_have_no_column_of_weights(capsys):
     np.savez("a.npz", label=[0, 1])
     assert train("a.npz", "--weight", "w", label=None) == 1
