@@ -173,11 +173,11 @@ def described(**changes):
     ("changes", "message"),
     [
         ({"name": "X"}, "inputs[0].name: the model has no input 'X'"),
-        ({"datatype": "FP64"}, "inputs[0].datatype: expected FP32, but 'FP64' came"),
-        ({"shape": []}, "inputs[0].shape: expected 1 to 8 extents, but 0 came"),
+        ({"datatype": "FP64"}, "DES (inputs[0].datatype): expected FP32, but 'FP64' came"),
+        ({"shape": []}, "DES (inputs[0].shape): expected 1 to 8 extents, but 0 came"),
         (
             {"shape": [-1, 3]},
-            "inputs[0].shape[0]: expected a whole number from 0 to 2147483647, but the number -1 came",
+            "DES (inputs[0].shape[0]): expected a whole number from 0 to 2147483647, but the number -1 came",
         ),
         ({"raw": []}, "DES (inputs[0]): neither contents, raw_input_contents nor shared memory is there"),
         ({"raw": [bytes(11)]}, "raw_input_contents: shape [1, 3] of FP32 needs 12 bytes, but 11 came"),
