@@ -1,34 +1,23 @@
-"""Propose raw features and losses from the columns of a file, so that a first model takes one command.
+"""The feature of a column, or why it is left out."""
 
-Only rows that the model is trained on are looked at.
-"""
-
-import json
 import math
 import re
-from collections.abc import Iterator, Sequence
-from itertools import count
-from pathlib import Path
-from typing import Any, NamedTuple, NoReturn
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from serving.errors import ConfigError
 from serving.features import MISSING_WORDS, PANDAS_INDEX, is_list_type
-from serving.model.atomic import atomic_write
 from serving.model.names import is_taken
 from serving.model.strict_json import LARGEST_FLOAT32
-from training.data.columns import column_batches, has_csv, import_pyarrow, missing_from
-from training.data.csv_faults import NULL, NULLS, with_line
-from training.errors import ONE_SAMPLE, DataError
-from training.model.losses import LOSS_OF_OPTION, NO_LABEL, LogLoss, Loss, SquaredError, are_apart
+from training.data.csv_faults import NULLS
+from training.model.losses import are_apart
+from training.proposal.document import Proposal
 
-_MOST_ROWS = 1_000_000
 #: A column with more values is hashed; a column with fewer values has a vocabulary.
 _MOST_VALUES = 1000
 #: Integers with at most this many values are categories.
-_FEW_INTEGERS = 20
+FEW_INTEGERS = 20
 #: Whole numbers up to a larger one may be ids, however few there are.
 _LEAST_OF_IDS = 1000
 #: Buckets for each value of a hashed column: about one value in six then shares its bucket.
@@ -57,7 +46,6 @@ _TIMES = [
     (19_900_101, 21_000_101),
     *((631_152_000 * unit, 4_102_444_800 * unit) for unit in (1, 1000, 10**6, 10**9)),
 ]
-_MOST_SHOWN = 8
 _LONG_ID = r"^-?\d{19,}$"  # more digits than an integer of 64 bits has
 _LEADING_ZERO = r"^-?0\d"
 #: Numbers as ``$1,234.50``, ``12 %``, ``12,5`` or ``12.5``, and what ids of digits do not have.
@@ -69,237 +57,28 @@ _COMMA = ", "
 _SEPARATORS, _CUT_RATIO, _CUT_SAMPLE = ("|", ";"), 0.05, 10_000
 #: How Python and JSON write lists and objects as text, such as ``['a', 'b']``.
 _LIST_TEXT, _LISTS = r"(?s)^\s*(\[.*\]|\(.*\)|\{.*\})\s*$", 0.9
-#: A label is a number if at least this many of its values are neither 0 nor 1. Fewer may be mistakes.
-_OTHER_LABELS = 0.1
 _UNIQUE = "left out: each row has a value of its own, from which nothing can be learned"
 _LIST_TEXTS = "left out: its values are lists as text; save the data as Parquet, or join the values of a list with |"
 _NO_TIME = "left out: training times do not recur; derive a feature, such as the hour"
 
 
-class Proposal(NamedTuple):
-    """A proposed feature, a label, or a column that is left out.
-
-    Attributes:
-        column: the column's name.
-        kind: its type in the file.
-        distinct: how many values it has.
-        missing_ratio: the share of rows without a value.
-        feature: the feature for ``features.json``; None: the column is left out.
-        why: a remark on the feature, or why the column is left out, or what is learned of a label.
-        loss: the loss of a label, by its name for ``--loss``; empty: the column is not a label.
-    """
-
-    column: str
-    kind: str
-    distinct: int
-    missing_ratio: float
-    feature: dict[str, Any] | None
-    why: str
-    loss: str = ""
+def proposed_column(pa: Any, name: str, array: Any) -> Proposal:
+    """Propose a feature for a column."""
+    values, lists = _values_of(pa, array)
+    missing_ratio = array.null_count / len(array) if lists else 1 - len(values) / len(array)
+    feature, why, distinct = None, _why_left_out(pa.types, name, values.type), 0
+    if not why:
+        distinct = int(pa.compute.count_distinct(values).as_py())
+        feature, why = _feature_of(pa, name, values, distinct, is_list=bool(lists))
+    if feature is not None and feature["kind"] == "hash" and distinct == len(values) and "list" not in feature | lists:
+        feature, why = None, _UNIQUE
+    if feature is not None:
+        feature = {"name": name, **feature, **lists}
+    kind = f"categories of {values.type}" if pa.types.is_dictionary(array.type) else str(array.type)
+    return Proposal(name, kind, distinct, missing_ratio, feature, why)
 
 
-def propose(
-    path: Path,
-    labels: Sequence[str],
-    weight: str | None = None,
-    *,
-    losses: Sequence[str] | None = None,
-    holds_out: bool,
-) -> list[Proposal]:
-    """Look at the columns of Parquet or CSV data, and propose features, and a loss for each label.
-
-    Args:
-        path: the file or the folder.
-        labels: the columns of the labels.
-        weight: the column of the weights; None: there is none.
-        losses: one loss for all labels, or one for each, by their names for ``--loss``; None: they are proposed.
-        holds_out: the last tenth of the rows is kept for evaluation and is not read.
-
-    Raises:
-        DataError: the data cannot be read, or no column can be a feature.
-        MissingExtraError: pyarrow is not installed.
-    """
-    pa = import_pyarrow()
-    batches = [pa.Table.from_batches([batch]) for batch in _batches(path)]
-    table = whole = _together(pa, path, batches)
-    if not whole.num_rows:
-        raise DataError(path, "no samples")
-    if holds_out and whole.num_rows <= _MOST_ROWS:
-        table = whole.slice(0, whole.num_rows - max(1, whole.num_rows // 10))
-    if not table.num_rows:
-        raise DataError(path, ONE_SAMPLE)
-    others = [*labels, *([] if weight is None else [weight])]
-    for name in others:
-        if name not in table.column_names:
-            raise DataError(path, missing_from(table.column_names, name), column=name)
-    given = [None] if losses is None else [LOSS_OF_OPTION[loss] for loss in losses]
-    pairs = zip(labels, given * (len(labels) // len(given)), strict=True)
-    of_labels = [_proposed_label(pa, path, label, whole.column(label), table.num_rows, loss) for label, loss in pairs]
-    read = _typed if has_csv(path) else _as_it_is
-    found = [
-        _proposed(pa, name, read(pa, table.column(name).combine_chunks()))
-        for name in table.column_names
-        if name not in others
-    ]
-    if not any(proposal.feature is not None and proposal.feature["kind"] != "dense" for proposal in found):
-        each = (
-            "; ".join(f"{proposal.column}: {_text_of(proposal)}" for proposal in found[:_MOST_SHOWN]) or "there is none"
-        )
-        reason = f"no other column can be a category, which an embedding needs ({each})"
-        raise DataError(path, f"{reason}. Write a features.json, and give it --features")
-    return of_labels + found
-
-
-def shown(proposals: Sequence[Proposal]) -> Iterator[str]:
-    """Return the lines of a table for people."""
-    rows = [("column", "type", "values", "missing", "feature")]
-    for proposal in proposals:
-        rows.append(
-            (
-                proposal.column,
-                proposal.kind,
-                f"{proposal.distinct:,}",
-                f"{proposal.missing_ratio:.1%}",
-                _text_of(proposal),
-            )
-        )
-    widths = [max(len(row[place]) for row in rows) for place in range(4)]
-    for column, kind, distinct, missing, text in rows:
-        cells = (column.ljust(widths[0]), kind.ljust(widths[1]), distinct.rjust(widths[2]), missing.rjust(widths[3]))
-        yield "  ".join((*cells, text))
-
-
-def write_proposal(proposals: Sequence[Proposal], stem: str) -> tuple[Path, str]:
-    """Write the proposed features into a new file, unless a file has them. Other files are kept.
-
-    Args:
-        proposals: the features.
-        stem: how the file's name begins.
-
-    Returns:
-        the file, and a line for the user.
-
-    Raises:
-        ConfigError: the file cannot be written.
-    """
-    features = [proposal.feature for proposal in proposals if proposal.feature is not None]
-    lines = ",\n".join(f"    {json.dumps(feature, ensure_ascii=False)}" for feature in features)
-    text = f'{{\n  "format": 1,\n  "features": [\n{lines}\n  ]\n}}\n'
-    first = Path(f"{stem}.features.json")
-    path, others = first, count(2)
-    try:
-        while path.exists() and path.read_bytes() != text.encode():
-            path = Path(f"{stem}-{next(others)}.features.json")
-        if not path.exists():
-            with atomic_write(path) as file:
-                file.write(text.encode())
-    except OSError as err:
-        raise ConfigError(str(path), "", f"cannot be written: {(err.strerror or str(err)).lower()}") from err
-    because = "" if path == first else f", because {first} has others"
-    losses = [proposal.loss for proposal in proposals if proposal.loss]
-    options = "".join(f" --loss {loss}" for loss in losses) if {*losses} != {LogLoss.option} else ""
-    how = f"change the file if you like, and train with --features {path}{options}"
-    return path, f"features written to {path}{because}: {how}"
-
-
-def _batches(path: Path) -> Iterator[Any]:
-    rows = 0
-    for batch in column_batches(path):
-        yield batch.slice(0, _MOST_ROWS + _MOST_ROWS // 9 - rows)
-        rows += batch.num_rows
-        if rows >= _MOST_ROWS + _MOST_ROWS // 9:
-            return
-
-
-def _together(pa: Any, path: Path, tables: Sequence[Any]) -> Any:
-    """Return tables, whose columns may have different types in different files, as one."""
-    if not tables:
-        return pa.table({})
-    names = tables[0].column_names
-    try:
-        return pa.concat_tables([table.select(names) for table in tables], promote_options="permissive")
-    except pa.ArrowException as err:
-        types = ({str(table.schema.field(name).type): None for table in tables} for name in names)
-        name, of_name = next((name, kinds) for name, kinds in zip(names, types, strict=True) if len(kinds) > 1)
-        raise DataError(path, f"expected one type in all files, found {', '.join(of_name)}", column=name) from err
-
-
-def _text_of(one: Proposal) -> str:
-    return one.why if one.feature is None else _described(one.feature, one.why)
-
-
-def _described(feature: dict[str, Any], why: str) -> str:
-    options = [f"buckets {feature['buckets']:,}"] if "buckets" in feature else []
-    options += ["log1p"] if "log1p" in feature else []
-    if "list" in feature:
-        options.append(f"lists of at most {feature['list']['most']}")
-    return f"{feature['kind']}{''.join(f', {option}' for option in options)}{f': {why}' if why else ''}"
-
-
-def _proposed_label(pa: Any, path: Path, label: str, values: Any, learned: int, given: Loss | None) -> Proposal:
-    """Return what is learned of a label. Refuse wrong labels before features are written.
-
-    Reading the samples checks each label.
-
-    Args:
-        pa: pyarrow.
-        path: the data.
-        label: the column.
-        values: those of all rows, of which the first ``learned`` are trained on.
-        learned: how many.
-        given: the loss; None: the labels decide.
-    """
-    compute, loss = pa.compute, given or LogLoss()
-    if pa.types.is_dictionary(values.type):
-        values = values.cast(values.type.value_type)
-
-    def refuse(reason: str, row: int | None = None) -> NoReturn:
-        err = DataError(path, reason, column=label, record=None if path.is_dir() else row)
-        raise err if err.record is None or not has_csv(path) else with_line(pa, err)
-
-    if _is_text(pa.types, values.type):
-        texts, values = values, _typed(pa, compute.utf8_trim_whitespace(values))
-        if _is_text(pa.types, values.type):
-            known = sorted(map(repr, texts.unique().to_pylist()[:3]), reverse=True)  # 'yes' before 'no'
-            expected = f"{loss.expected}, true or false" if loss.kind == "probability" else loss.expected
-            advice = f"; turn the label into 0 and 1, such as {label} == {known[0]}"
-            refuse(f"expected {expected}, found the texts {', '.join(known)}{advice}")
-    kind = str(values.type)
-    try:
-        numbers = values.cast(pa.float64(), safe=False).to_numpy()
-    except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
-        refuse(f"expected numbers, found {kind}")
-    present = numbers[:learned][~np.isnan(numbers[:learned])]
-    distinct = len(np.unique(present))
-    if given is None and distinct > 2 and loss.is_wrong(present).mean() >= _OTHER_LABELS:
-        loss = SquaredError()
-    if values.null_count:
-        row = compute.index(values.is_null(), value=True).as_py()
-        refuse(f"expected {loss.expected}, found {NULL}; {NO_LABEL}", row)
-    wrong = loss.is_wrong(numbers)
-    if wrong.any():
-        row = int(np.argmax(wrong))
-        refuse(loss.fault(numbers[row]), row)
-    return Proposal(label, kind, distinct, 0.0, None, f"label: {_meaning(loss, numbers[:learned])}", loss.option)
-
-
-def _meaning(loss: Loss, numbers: NDArray[np.float64]) -> str:
-    """Say what is learned of labels, and of few whole numbers, which may be classes, how a class is learned."""
-    if not isinstance(loss, SquaredError):
-        return loss.meaning
-    lowest, highest = numbers.min(), numbers.max()
-    is_whole = bool((numbers == np.floor(numbers)).all())
-    shown = " to ".join(f"{number:,.10g}" if is_whole else f"{number:,g}" for number in (lowest, highest))
-    may_be_classes = is_whole and highest - lowest < _FEW_INTEGERS
-    advice = "; for the probability of a class, turn the label into 0 and 1" * bool(may_be_classes)
-    return f"{loss.meaning} of numbers from {shown}{advice}"
-
-
-def _as_it_is(pa: Any, array: Any) -> Any:
-    return array
-
-
-def _typed(pa: Any, texts: Any) -> Any:
+def typed(pa: Any, texts: Any) -> Any:
     """Return a column of CSV as integers, numbers, booleans or times if each of its values is one."""
     known = pa.compute.if_else(pa.compute.is_in(texts, value_set=pa.array(NULLS)), None, texts)
     if known.null_count == len(known):
@@ -318,20 +97,9 @@ def _typed(pa: Any, texts: Any) -> Any:
     return texts
 
 
-def _proposed(pa: Any, name: str, array: Any) -> Proposal:
-    """Propose a feature for a column."""
-    values, lists = _values_of(pa, array)
-    missing_ratio = array.null_count / len(array) if lists else 1 - len(values) / len(array)
-    feature, why, distinct = None, _why_left_out(pa.types, name, values.type), 0
-    if not why:
-        distinct = int(pa.compute.count_distinct(values).as_py())
-        feature, why = _feature_of(pa, name, values, distinct, is_list=bool(lists))
-    if feature is not None and feature["kind"] == "hash" and distinct == len(values) and "list" not in feature | lists:
-        feature, why = None, _UNIQUE
-    if feature is not None:
-        feature = {"name": name, **feature, **lists}
-    kind = f"categories of {values.type}" if pa.types.is_dictionary(array.type) else str(array.type)
-    return Proposal(name, kind, distinct, missing_ratio, feature, why)
+def is_text(types: Any, kind: Any) -> bool:
+    """Whether a type of ``pyarrow.types`` is text."""
+    return bool(types.is_string(kind) or types.is_large_string(kind))
 
 
 def _values_of(pa: Any, array: Any) -> tuple[Any, dict[str, Any]]:
@@ -351,7 +119,7 @@ def _values_of(pa: Any, array: Any) -> tuple[Any, dict[str, Any]]:
         values = _numbers_of_decimals(pa, values)
     if types.is_floating(values.type):
         values = values.filter(compute.is_finite(values))
-    if _is_text(types, values.type):
+    if is_text(types, values.type):
         values = values.filter(compute.not_equal(values, ""))
     return values, lists
 
@@ -360,7 +128,7 @@ def _lengths_without_missing(pa: Any, lists: Any) -> Any:
     """Return how many values of each list are not missing, which is what the limit of a feature counts."""
     values, rows = pa.compute.list_flatten(lists), pa.compute.list_parent_indices(lists)
     is_there = values.is_valid()
-    if _is_text(pa.types, values.type):
+    if is_text(pa.types, values.type):
         is_there = pa.compute.fill_null(pa.compute.not_equal(values, ""), False)
     elif pa.types.is_floating(values.type):
         is_there = pa.compute.fill_null(pa.compute.invert(pa.compute.is_nan(values.cast(pa.float64()))), False)
@@ -387,7 +155,7 @@ def _why_left_out(types: Any, name: str, kind: Any) -> str:
         return "left out: the name is reserved in requests; rename the column"
     if types.is_timestamp(kind) or types.is_date(kind):
         return _NO_TIME
-    if _is_text(types, kind) or types.is_boolean(kind) or types.is_integer(kind) or types.is_floating(kind):
+    if is_text(types, kind) or types.is_boolean(kind) or types.is_integer(kind) or types.is_floating(kind):
         return ""
     return f"left out: a feature cannot be read from {kind}"
 
@@ -399,20 +167,19 @@ def _feature_of(pa: Any, name: str, values: Any, distinct: int, *, is_list: bool
         return None, "left out: it has fewer than two values"
     if types.is_boolean(values.type):
         return {"kind": "identity", "type": "boolean", "size": 2}, ""
-    if _is_text(types, values.type):
+    if is_text(types, values.type):
         return _feature_of_texts(pa, values, distinct, is_list=is_list)
     lowest, highest = compute.min(values).as_py(), compute.max(values).as_py()
     is_integer = types.is_integer(values.type)
-    is_exact = is_integer or -(2**53) <= lowest <= highest <= 2**53
-    is_whole = is_exact and (is_integer or compute.all(compute.equal(compute.floor(values), values)).as_py())
+    is_whole = is_integer or compute.all(compute.equal(compute.floor(values), values)).as_py()
+    largest = max(-lowest, highest)
+    is_long = largest > 2**53
     words = _words_of(name)
     if any(map(_OF_TIMES.fullmatch, words)) and any(begin <= lowest and highest <= end for begin, end in _TIMES):
         return None, _NO_TIME
-    largest = max(-lowest, highest)
-    is_long = largest > 2**53
-    if not is_integer and is_long and compute.all(compute.equal(compute.floor(values), values)).as_py():
+    if is_whole and is_long and not is_integer:
         return None, "left out: floats lose digits of whole numbers above 2^53; store ids as integers or text"
-    if is_whole and (is_list or is_long or _is_category(words) or distinct <= _FEW_INTEGERS):
+    if is_whole and (is_list or is_long or _is_category(words) or distinct <= FEW_INTEGERS):
         if highest >= 2**63:  # integer features have 64 bits with a sign
             return _category(compute, values.cast(pa.string()), distinct, "string"), ""
         remark = "" if is_integer else "whole numbers"
@@ -430,10 +197,9 @@ def _feature_of(pa: Any, name: str, values: Any, distinct: int, *, is_list: bool
 def _feature_of_texts(pa: Any, values: Any, distinct: int, *, is_list: bool) -> tuple[dict[str, Any] | None, str]:
     """See ``_feature_of``."""
     compute = pa.compute
-    is_written = compute.match_substring_regex(values.slice(0, _CUT_SAMPLE), _LIST_TEXT)
-    if compute.mean(is_written).as_py() > _LISTS:
-        return None, _LIST_TEXTS
     some = values.slice(0, _CUT_SAMPLE)
+    if compute.mean(compute.match_substring_regex(some, _LIST_TEXT)).as_py() > _LISTS:
+        return None, _LIST_TEXTS
     if compute.mean(compute.match_substring_regex(some, _DATE_TEXT)).as_py() > _LISTS:
         return None, _NO_TIME
     parts = None if is_list else _parts_of(compute, values)
@@ -490,10 +256,6 @@ def _parts_of(compute: Any, values: Any) -> tuple[str, Any, int] | None:
             most = int(compute.quantile(lengths, _LONG_LIST, interpolation="higher")[0].as_py())
             return separator, parts.filter(compute.not_equal(parts, "")), most
     return None
-
-
-def _is_text(types: Any, kind: Any) -> bool:
-    return bool(types.is_string(kind) or types.is_large_string(kind))
 
 
 def _category(compute: Any, values: Any, distinct: int, value_type: str) -> dict[str, Any]:
