@@ -133,8 +133,8 @@ class Checkpoints:
             raise self._nothing()
         fields = read_checkpoint_file(path, _MEMBERS)
         found = fields.object("settings")
-        is_moved_at_most = found.value("content", None) == self._settings["content"]
-        others = ("content", "graph", *(_PATHS if is_moved_at_most else ()))
+        has_same_content = found.value("content", None) == self._settings["content"]
+        others = ("content", "graph", *(_PATHS if has_same_content else ()))
         plain = {name: value for name, value in self._settings.items() if name not in others}
         _check_same(found, plain)
         _check_content(found, self._settings["content"], self._settings)
@@ -198,8 +198,8 @@ class Checkpoints:
 def _check_same(found: Fields, settings: Mapping[str, Any]) -> None:
     """Refuse settings that have changed."""
     for name, value in settings.items():
-        if (expected := found.value(name, None)) != value:
-            place, was, now = _difference(name, expected, value)
+        if (before := found.value(name, None)) != value:
+            place, was, now = _difference(name, before, value)
             raise found.error(f"the checkpoint was made with {was}, and now it is {now}", place)
 
 
