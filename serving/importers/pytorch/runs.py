@@ -136,14 +136,7 @@ class Runner:
             features=len(self.inputs.features),
             most_keys=max([_MOST_KEYS, *(feature.padding.most for feature in self.inputs.features if feature.padding)]),
         )
-        vectors = {
-            table: [
-                torch.from_numpy(
-                    self._random.standard_normal((_TRACED_SAMPLES, count, self.tables.size(table)[1]), np.float32)
-                )
-            ]
-            for table, count in self.slots.items()
-        }
+        vectors = self._vectors(_TRACED_SAMPLES)
         of_zeros = self._run(_TRACED_SAMPLES, self._filler, None, vectors)
         run = self._run(_TRACED_SAMPLES, tagging.tags, None, vectors)
         sources = Sources({table: self._sources(table, run, of_zeros, tagging) for table in run.slots}, {})
@@ -205,12 +198,7 @@ class Runner:
                 own[np.isin(own, [NO_KEY, padding.key if padding.key is not None else NO_KEY])] = padding.filler
             return own.astype(np.int64)
 
-        vectors = {
-            table: [
-                torch.from_numpy(self._random.standard_normal((samples, count, self.tables.size(table)[1]), np.float32))
-            ]
-            for table, count in self.slots.items()
-        }
+        vectors = self._vectors(samples)
         lengths = self._lengths(samples)
         for name, of in lengths.items():
             lengths[name] = np.where(np.arange(samples) < len(pool), np.maximum(of, 1), of)
@@ -228,6 +216,15 @@ class Runner:
             reason = "if two inputs have the same key, forward gives another answer with the same rows"
         reason += "; expected keys to matter only through their rows, and masks that are made from padding alone"
         raise ConfigError(self.source, "", f"{reason}{at_line(run.uses)}")
+
+    def _vectors(self, samples: int) -> dict[str, list[Tensor]]:
+        """Return random answers of the tables; see ``Tables.watched``."""
+        return {
+            table: [
+                torch.from_numpy(self._random.standard_normal((samples, count, self.tables.size(table)[1]), np.float32))
+            ]
+            for table, count in self.slots.items()
+        }
 
     def ask(self, samples: int, sources: Sources) -> Run:
         """Run the module on a random request. Raise ConfigError if it fails, or if it looks up other keys."""
