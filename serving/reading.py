@@ -19,7 +19,7 @@ from serving.config import ModelConfig, TableConfig
 from serving.errors import RequestError
 from serving.features import Column, FeatureReader, slots_of, spread_columns
 from serving.model.names import DENSE, KEYS, ROW_PTRS
-from serving.model.sequences import TooLong
+from serving.model.sequences import TooLong, slots_of_bags
 from serving.model.slot_sizes import SlotRange, shift_keys
 from serving.model.sparse_rows import KeyType, key_range
 
@@ -134,16 +134,8 @@ def _is_padding(table: TableConfig, keys: Ints, row_ptrs: Offsets, bags: Places 
     if not any(np.count_nonzero(keys == key) for key in {*table.paddings} - {None}):
         return None
     of_slots = np.array([_NO_KEY if key is None else key for key in table.paddings], np.int64)
-    found: Flags = keys == np.repeat(of_slots[_slots_of_bags(table, row_ptrs, bags)], np.diff(row_ptrs))
+    found: Flags = keys == np.repeat(of_slots[slots_of_bags(table.slots, row_ptrs.size - 1, bags)], np.diff(row_ptrs))
     return found
-
-
-def _slots_of_bags(table: TableConfig, row_ptrs: Offsets, bags: Places | None) -> Ints:
-    """Return the slot of each bag of a table."""
-    slots = np.arange(row_ptrs.size - 1) % table.slots
-    if bags is not None:
-        slots[bags] = np.arange(bags.size) % table.slots
-    return slots
 
 
 def _too_long(config: ModelConfig, place: int, found: TooLong) -> RequestError:
@@ -293,7 +285,7 @@ def _shifted(config: ModelConfig, joined: JoinedKeys, bags: Sequence[Places | No
     for place, (table, of_table) in enumerate(zip(config.tables, joined.tables, strict=True)):
         of_slots, of_bags = _ranges(table.slot_ranges), None if bags is None else bags[place]
         if of_bags is not None:  # the range of each bag
-            slots = _slots_of_bags(table, of_table.row_ptrs, of_bags)
+            slots = slots_of_bags(table.slots, of_table.row_ptrs.size - 1, of_bags)
             of_slots = of_slots[0][slots], of_slots[1][slots]
         parts.append(shift_keys(of_table.keys, np.diff(of_table.row_ptrs), of_slots))
     return JoinedKeys(np.concatenate(parts), joined.row_ptrs, joined.lengths)

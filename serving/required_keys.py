@@ -1,6 +1,7 @@
 """Slots in which each sample needs exactly one key, because the network would take a row of zeros for a key's row."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from itertools import groupby
 from typing import NamedTuple
 
 import numpy as np
@@ -8,8 +9,8 @@ from numpy.typing import NDArray
 
 from serving.batch import Batch
 from serving.errors import RequestError
-from serving.features import FeatureReader, is_spread
-from serving.model.records import Graph, Output
+from serving.features import FeatureReader, SlotOfTable, is_spread
+from serving.model.records import Needs, Output
 
 
 class _Slots(NamedTuple):
@@ -24,29 +25,30 @@ class _Slots(NamedTuple):
 class RequiredKeys:
     """Refuses samples of one model that have no key, or several, where the network needs one."""
 
-    def __init__(self, graph: Graph, names: Sequence[str], features: FeatureReader | None) -> None:
+    def __init__(
+        self, slots: Sequence[SlotOfTable], needs: Mapping[str, Needs], features: FeatureReader | None
+    ) -> None:
         """Find the slots.
 
         Args:
-            graph: of the model.
-            names: what requests call each slot.
+            slots: of the model, table by table.
+            needs: what each output depends on; see ``Graph``.
             features: what reads the raw features or the inputs by name; None: the model has neither.
         """
-        self._needs = graph.needs
-        self._names = names if features is None else features.of_slots
+        self._needs = needs
+        self._names = [slot.name for slot in slots] if features is None else features.of_slots
         spread = [] if features is None else [slot.name for slot in features.definition.slots if is_spread(slot)]
         self._lists = frozenset(spread)
         self._slots: list[_Slots] = []
-        inputs, first = {entry.top: entry for entry in graph.sparse}, 0
-        for table, embedding in enumerate(graph.embeddings):
-            entry = inputs[embedding.bottom]
-            widths = (1,) * entry.slots if entry.sequences is None else entry.sequences.widths
-            most = (0,) * entry.slots if entry.sequences is None else entry.sequences.most
-            is_row = np.array(most) == 0
-            positions = (np.cumsum(widths) - widths)[is_row]
-            if entry.one_key and positions.size:
-                self._slots.append(_Slots(table, sum(widths), first + np.flatnonzero(is_row), positions))
-            first += entry.slots
+        first = 0
+        for table, (_, group) in enumerate(groupby(slots, lambda slot: slot.table)):
+            of_table = list(group)
+            widths = np.array([max(slot.most, 1) for slot in of_table])
+            numbers = np.flatnonzero([slot.needs_key for slot in of_table])
+            if numbers.size:
+                positions = (np.cumsum(widths) - widths)[numbers]
+                self._slots.append(_Slots(table, int(widths.sum()), first + numbers, positions))
+            first += len(of_table)
 
     def names(self, wanted: Sequence[Output] | None) -> frozenset[str]:
         """Return the names of the slots in which each sample of a request for outputs needs keys; see ``check``."""

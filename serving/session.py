@@ -222,7 +222,7 @@ class InferenceSession(ModelSession):
         self.engine = network.engine
         self._routes = LeastBusy(routes, lambda route: route.is_answering)
         self._defaults = DefaultsWatch(self.embedding_cache.server, config)
-        self.required_keys = RequiredKeys(self.graph, [slot.name for slot in slots_of(config)], self.features)
+        self.required_keys = RequiredKeys(slots_of(config), self.graph.needs, self.features)
 
     def predict(
         self,

@@ -78,8 +78,7 @@ class SequenceSlots(NamedTuple):
             begins, ends = (part.reshape(-1, slots)[:, layout.slots] for part in (row_ptrs[:-1], row_ptrs[1:]))
             begins = self._begins(begins, ends, layout.places, layout.slots).reshape(-1)
         else:
-            slot_of_bag = np.zeros(row_ptrs.size - 1, np.int64)
-            slot_of_bag[bags] = np.tile(np.arange(slots), bags.size // slots)
+            slot_of_bag = slots_of_bags(slots, row_ptrs.size - 1, bags)
             widths = layout.widths[slot_of_bag]
             firsts = np.cumsum(widths) - widths
             bag_of = np.repeat(np.arange(widths.size), widths)
@@ -105,6 +104,15 @@ class _Layout(NamedTuple):
     places: NDArray[np.int32]
     widths: NDArray[np.int64]
     limits: NDArray[np.int64]
+
+
+def slots_of_bags(slots: int, count: int, bags: NDArray[np.int32] | None) -> Ints:
+    """Return the slot of each of ``count`` bags of a table; ``bags`` as in ``SequenceSlots.spread``."""
+    if bags is None:
+        return np.arange(count) % slots
+    found = np.zeros(count, np.int64)
+    found[bags] = np.arange(bags.size) % slots
+    return found
 
 
 @cache
